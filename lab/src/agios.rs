@@ -9,8 +9,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use impresario_base::statistics::{Interval, median};
 use impresario_workload::progress::Progress;
+use impresario_workload::stats::{Interval, Verdict, at_least, median};
 
 use crate::print;
 use measure::{Case, Measured, QUEUES};
@@ -183,8 +183,13 @@ fn heading(libraries: &[&Path], public_build: Option<&str>) -> String {
     }
     out += "Median [95 % interval of the mean] of each measurement: ours";
     if libraries.len() > 1 {
-        out += ", the public library, how many times better ours is in each pair: ahead where the interval's lower end is \
-                above 1, behind where the upper end is below it, else unresolved";
+        let places = [Verdict::Holds, Verdict::DoesNotHold, Verdict::Unresolved].map(Verdict::place);
+        let [all_above, all_below, neither] = places;
+        let _ = write!(
+            out,
+            ", the public library, how many times better ours is in each pair: {all_above} where the whole interval is 1 or more, \
+             {all_below} where it is below 1, else {neither}"
+        );
     }
     out + ".\nhung, crashed, refused: the library did not end the measurement, or does not have the algorithm\n"
 }
@@ -213,7 +218,7 @@ fn row(name: &str, figure: Figure, runs: &[Vec<Outcome>]) -> String {
         // Nothing used, or no memory that can be seen, is no ratio.
         let ratios: Vec<f64> = pairs.map(|(a, b)| figure.ratio(a, b)).filter(|ratio| ratio.is_finite()).collect();
         if !ratios.is_empty() {
-            let _ = write!(out, " {:>28} × {}", shown(&ratios), verdict(&ratios));
+            let _ = write!(out, " {:>28} × {}", shown(&ratios), at_least(Interval::of(&ratios), 1.0).place());
         }
     }
     out.trim_end().to_string() + "\n"
@@ -224,16 +229,6 @@ fn shown(values: &[f64]) -> String {
     let Interval { low, high, n, .. } = Interval::of(values);
     let median = median(values);
     if n < 2 { format!("{median:.3} [–]") } else { format!("{median:.3} [{low:.3}, {high:.3}]") }
-}
-
-/// What the interval of ratios says.
-fn verdict(ratios: &[f64]) -> &'static str {
-    let Interval { low, high, .. } = Interval::of(ratios);
-    match (low > 1.0, high < 1.0) {
-        (true, _) => "ahead",
-        (_, true) => "behind",
-        _ => "unresolved",
-    }
 }
 
 /// A configuration that both libraries read: the public one needs every key.

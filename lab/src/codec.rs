@@ -49,6 +49,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         sequence: 1_000_000,
         job: 4711,
         user: 1000,
+        folders: [0x1695_d31c, 0x0bad_cafe, 0, 0],
     };
     let (file, lane_offset) = (FileKey(0x1234_5678_9abc_def0), 123_456_789);
     let layout = Layout::new(1, 4, 65536, 4).expect("a possible layout");

@@ -1,13 +1,14 @@
 //! `impresario-lab concurrency`: the cost of a request at a server by the number of concurrent requests.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use impresario_base::Random;
 use impresario_base::statistics::{Interval, mean};
 use impresario_base::units::{parse_positive_bytes, show_bytes};
@@ -16,7 +17,8 @@ use impresario_workload::access::{Identity, Target};
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
 use impresario_workload::cpu::process_cpu;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::rounds::shuffled;
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde::Serialize;
@@ -24,7 +26,8 @@ use serde_json::json;
 
 use crate::client_program::{self, LIBGFAPI, LIBNFS, Library};
 use crate::command::datapath::minimal_cluster;
-use crate::{free_port, impresario, nfs_ganesha, print};
+use crate::server_bench::until_ready;
+use crate::{free_port, impresario, nfs_ganesha, report};
 
 /// Measure what a request costs a server while 1 to 64 others are there
 ///
@@ -103,8 +106,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     let cases = subjects.len() * args.sizes.len() * args.concurrency.len();
-    let mut order: Vec<usize> = (0..cases * args.repetitions.max(1) as usize).collect();
-    Random::new(1).shuffle(&mut order);
+    let order = shuffled(cases * args.repetitions.max(1) as usize, &mut Random::new(1));
     let (mut samples, mut line) = (Vec::new(), Progress::new());
     for (done, nth) in order.iter().enumerate() {
         stop.check()?;
@@ -116,12 +118,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         samples.push(measured.with_context(|| format!("{}, {concurrency} at once", subject.name))?);
     }
     line.end();
-    let told = json!({ "samples": samples, "missing": missing });
-    all_written([
-        print(table(&samples, args, &missing).as_bytes()).map(drop),
-        write_json(args.json.as_deref(), &told),
-    ])?;
-    Ok(ExitCode::SUCCESS)
+    let measured = json!({ "samples": samples, "missing": missing });
+    report(&table(&samples, args, &missing), args.json.as_deref(), &measured)
 }
 
 impl Subject {
@@ -244,17 +242,17 @@ fn threads(name: &'static str, pid: u32, target: Box<dyn Target>, server: impl A
     Ok(Subject { name, pid, client: Client::Threads(target), _server: Box::new(server) })
 }
 
-fn ganesha(dir: &Path, _: &Stop) -> Result<Subject> {
+fn ganesha(dir: &Path, stop: &Stop) -> Result<Subject> {
     let (folder, port) = (dir.join("ganesha"), free_port()?);
     let export = folder.join("export");
     let reader = prepare(&folder, &export, &LIBNFS)?;
     let mut children = Children::default();
     nfs_ganesha::start(&mut children, &folder, &export, nfs_ganesha::Version::Four { port })?;
     let url = format!("nfs://127.0.0.1/export?version=4&nfsport={port}");
-    served("nfs-ganesha", children, &reader, &url)
+    served("nfs-ganesha", children, &reader, &url, stop)
 }
 
-fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
+fn gluster(dir: &Path, stop: &Stop) -> Result<Subject> {
     let (folder, port) = (dir.join("gluster"), free_port()?);
     let brick = folder.join("export");
     let reader = prepare(&folder, &brick, &LIBGFAPI)?;
@@ -273,7 +271,7 @@ fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
     );
     let files = [("server.conf", server), ("client.vol", client)];
     let where_ = folder.join("client.vol").display().to_string();
-    served("glusterfs", start_brick("glusterfsd", &folder, &files)?, &reader, &where_)
+    served("glusterfs", start_brick("glusterfsd", &folder, &files)?, &reader, &where_, stop)
 }
 
 /// The exported folder with the file in it, and the program that reads it.
@@ -298,19 +296,14 @@ fn start_brick(program: &str, folder: &Path, files: &[(&str, String)]) -> Result
 }
 
 /// Waits until the file of a server that was just started can be read.
-fn served(name: &'static str, mut children: Children, reader: &Path, address: &str) -> Result<Subject> {
+fn served(name: &'static str, mut children: Children, reader: &Path, address: &str, stop: &Stop) -> Result<Subject> {
     let pid = children.pids().first().context("the server")?.1;
     let words = vec![reader.display().to_string(), address.into(), "/data".into(), FILE_BYTES.to_string()];
     let subject = Subject { name, pid, client: Client::Program(words), _server: Box::new(()) };
-    let patience = Instant::now() + START_PATIENCE;
-    loop {
-        children.check()?;
-        match subject.measure(4096, 1, 0.01) {
-            Ok(_) => return Ok(Subject { _server: Box::new(children), ..subject }),
-            Err(error) if Instant::now() > patience => bail!("its file cannot be read: {error:#}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(200)),
-        }
-    }
+    let (until, why) = (Instant::now() + START_PATIENCE, Cell::new(String::new()));
+    let ready = || subject.measure(4096, 1, 0.01).map_err(|error| why.set(format!("{error:#}"))).is_ok();
+    until_ready(&mut children, until, stop, ready, || format!("its file cannot be read: {}", why.take()))?;
+    Ok(Subject { _server: Box::new(children), ..subject })
 }
 
 /// A row for each server, size and concurrency, and the slope of the processor time by concurrency.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use impresario_base::Random;
 use impresario_base::statistics::Interval;
 use impresario_foresight::{PredictedQueues, Recorded};
+use impresario_workload::rounds::Rounds;
 use impresario_workload::stats::Verdict;
 use impresario_workload::stop::Stop;
 
@@ -114,8 +115,8 @@ impl Unrelated {
     }
 }
 
-/// The cost of a recorded run that does not match, with 1,000 queued: additional time per request in percent, for each
-/// pair of measurements without and with it.
+/// The cost of a recorded run that does not match, with 1,000 queued: additional time per request as a share, over
+/// pairs of measurements without and with it.
 pub fn cost_of_unrelated(
     spec: &PolicySpec,
     (mix, run): (Mix, Unrelated),
@@ -123,19 +124,11 @@ pub fn cost_of_unrelated(
     patience: Duration,
     stop: &Stop,
 ) -> Result<Interval> {
-    let (run, mut random, mut more) = (run.run(), Random::new(3), Vec::new());
-    // The first pair warms up.
-    for pair in 0..=pairs.max(2) {
-        stop.check()?;
-        let (mut order, mut ns) = ([false, true], [0.0; 2]);
-        random.shuffle(&mut order);
-        for with in order {
-            let run = with.then(|| run.clone());
-            ns[usize::from(with)] = measure_with(spec, (mix, 1000), patience, run)?.ns_per_request;
-        }
-        more.extend((pair > 0).then(|| 100.0 * (ns[1] / ns[0] - 1.0)));
-    }
-    Ok(Interval::of(&more))
+    let run = run.run();
+    let measured = Rounds::warmed_up(pairs).measure(2, &mut Random::new(3), stop, |_, with| {
+        measure_with(spec, (mix, 1000), patience, (with == 1).then(|| run.clone()))
+    })?;
+    Ok(measured.more(1, 0, |result| result.ns_per_request))
 }
 
 /// Measures one policy with one mix. Nothing else may allocate memory in this process meanwhile.

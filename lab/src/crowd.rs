@@ -13,23 +13,26 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use impresario_base::Random;
 use impresario_base::machine::raise_file_limit;
-use impresario_base::statistics::{Interval, mean};
 use impresario_sched::PolicySpec;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::cpu::process_rss_bytes;
 use impresario_workload::crowd::Crowd;
 use impresario_workload::dataset::DataSet;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::rounds::Rounds;
 use impresario_workload::runner::{RunOptions, run as run_load};
-use impresario_workload::stats::{Verdict, at_least};
+use impresario_workload::stats::{Verdict, at_least, show};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde_json::json;
 
-use crate::{datapath, impresario, print};
+use crate::{datapath, impresario, named, report};
 
-/// What honest clients keep at least, percent, and what a server may have resident, bytes.
-const TARGET: (f64, u64) = (90.0, 200_000_000);
+/// What share of their rate honest clients keep at least, and what a server may have resident, bytes.
+const TARGET: (f64, u64) = (0.9, 200_000_000);
+/// The subjects of a repetition.
+const WITHOUT: usize = 0;
+const WITH: usize = 1;
 /// So long after its arrival a crowd's connections have been accepted, and refused or evicted.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Longest wait until the crowd is there.
@@ -67,6 +70,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
+    let loads = named(datapath::loads(args.scale), |load| load.name.clone(), &[&args.load])?;
     let stop = catch_signals()?;
     // Servers that are started from here have it, too.
     let descriptors = raise_file_limit(4 * (args.silent + args.hostile) as u64 + 4096).now.unwrap_or(u64::MAX);
@@ -89,61 +93,48 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let target = Storage::of(&cluster).direct();
     let (mut random, mut line, mut all) = (Random::new(1), Progress::new(), Vec::new());
     let (mut out, mut resident_max, mut verdicts) = (String::new(), 0, Vec::new());
-    for load in datapath::loads(args.scale).iter().filter(|load| load.name.contains(&args.load)) {
+    for load in loads {
         let mut set = DataSet::new(&load.workload)?;
         set.prepare(&target, &stop)?;
-        let mut measure = || -> Result<f64> {
+        let mut last = [f64::NAN; 2];
+        let rates = Rounds::warmed_up(args.repetitions).measure(2, &mut random, &stop, |repetition, subject| {
+            let with = subject == WITH;
+            let with_text = if with { "with" } else { "without" };
+            // What was measured stays on the screen when it is stopped.
+            let so_far = match 100.0 * last[WITH] / last[WITHOUT] {
+                kept if kept.is_finite() => format!("; last, {kept:.1} % were kept"),
+                _ => String::new(),
+            };
+            line.show(&format!("{}, repetition {repetition}, {with_text} the crowd{so_far}", load.name));
+            let crowd = if with { Some(gather(args, address, &stop)?) } else { None };
             let options = RunOptions { verify: false, ..RunOptions::default() };
-            Ok(run_load(&target, &mut set, &load.workload, &options, &stop)?.requests_per_s)
-        };
-        let mut pairs: Vec<[f64; 2]> = Vec::new();
-        // The first one warms up.
-        for repetition in 0..=args.repetitions.max(2) {
-            let crowd_first = random.below(2) == 0;
-            let mut pair = [0.0; 2];
-            for with in [crowd_first, !crowd_first] {
-                let with_text = if with { "with" } else { "without" };
-                // What was measured stays on the screen when it is stopped.
-                let so_far = match pairs.last() {
-                    Some([without, with]) => format!("; the last one kept {:.1} %", 100.0 * with / without),
-                    None => String::new(),
-                };
-                line.show(&format!("{}, repetition {repetition}, {with_text} the crowd{so_far}", load.name));
-                let crowd = if with { Some(gather(args, address, &stop)?) } else { None };
-                pair[usize::from(with)] = measure()?;
-                let resident = process_rss_bytes(pid).context("the data server has ended")?;
-                resident_max = resident.max(resident_max);
-                drop(crowd);
-            }
-            if repetition > 0 {
-                pairs.push(pair);
-            }
-        }
+            let rate = run_load(&target, &mut set, &load.workload, &options, &stop)?.requests_per_s;
+            let resident = process_rss_bytes(pid).context("the data server has ended")?;
+            (last[subject], resident_max) = (rate, resident.max(resident_max));
+            drop(crowd);
+            Ok(rate)
+        })?;
         set.remove(&target)?;
-        let kept = Interval::of(&pairs.iter().map(|[without, with]| 100.0 * with / without).collect::<Vec<_>>());
-        let without = mean(&pairs.iter().map(|[without, _]| *without).collect::<Vec<_>>());
+        let (kept, without) = (rates.ratio(WITH, WITHOUT, |rate| *rate), rates.mean(WITHOUT, |rate| *rate));
         verdicts.push(at_least(kept, TARGET.0));
         out += &format!(
-            "{:<40} {without:>10.0}/s without, with the crowd {:.1} % [{:.1}, {:.1}] of that, n={}\n",
-            load.name, kept.mean, kept.low, kept.high, kept.n
+            "{:<40} {without:>10.0}/s without, with the crowd {} of that\n",
+            load.name,
+            show(&kept, " %", |kept| format!("{:.1}", 100.0 * kept))
         );
-        all.push(json!({ "load": load.name, "per_s_without_and_with": pairs }));
+        all.push(json!({ "load": load.name, "per_s_without_and_with": rates.rounds }));
     }
     line.end();
-    ensure!(!all.is_empty(), "no load's name contains {:?}", args.load);
     let (kept_min, resident_limit) = TARGET;
     out += &format!(
-        "honest clients keep at least {kept_min} %: {}; the server had at most {:.1} MB resident, less than {:.0} MB: {}\n",
+        "honest clients keep at least {:.0} %: {}; the server had at most {:.1} MB resident, less than {:.0} MB: {}\n",
+        100.0 * kept_min,
         Verdict::of_all(verdicts),
         resident_max as f64 / 1e6,
         resident_limit as f64 / 1e6,
         Verdict::of(resident_max < resident_limit)
     );
-    all_written([
-        write_json(args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max })),
-        print(out.as_bytes()).map(drop),
-    ])?;
-    Ok(ExitCode::SUCCESS)
+    report(&out, args.json.as_deref(), &json!({ "loads": all, "resident_max_bytes": resident_max }))
 }
 
 /// A crowd that is all there.

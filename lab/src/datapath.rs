@@ -6,18 +6,20 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use impresario_base::Random;
-use impresario_base::statistics::{Interval, mean};
+use impresario_base::statistics::Interval;
 use impresario_base::units::show_bytes;
 use impresario_workload::access::Target;
 use impresario_workload::dataset::DataSet;
 use impresario_workload::pattern::{Pattern, Shape};
 use impresario_workload::plan::{Operation, Workload};
 use impresario_workload::result::RunResult;
-use impresario_workload::runner::{RunOptions, run};
+use impresario_workload::rounds::{Paired, Rounds};
+use impresario_workload::runner::{RunOptions, run_verified};
+use impresario_workload::stats::show;
 use impresario_workload::stop::Stop;
 
 /// A path to the data.
@@ -49,7 +51,19 @@ pub struct Load {
     pub workload: Workload,
 }
 
-/// One run.
+/// What was measured of a load over the paths to some data servers.
+pub struct Measured {
+    /// Number of data servers.
+    pub servers: usize,
+    /// Name of the load.
+    pub load: String,
+    /// The paths.
+    pub ways: Vec<Way>,
+    /// Their results, repetition by repetition.
+    pub runs: Paired<RunResult>,
+}
+
+/// One run, as it is written.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Sample {
     /// Number of data servers.
@@ -62,6 +76,28 @@ pub struct Sample {
     pub repetition: u32,
     /// The result.
     pub result: RunResult,
+}
+
+impl Measured {
+    /// Each run.
+    pub fn samples(&self) -> impl Iterator<Item = Sample> {
+        (0..).zip(&self.runs.rounds).flat_map(move |(repetition, round)| {
+            let sample = move |(way, result): (&Way, &RunResult)| Sample {
+                servers: self.servers,
+                load: self.load.clone(),
+                way: *way,
+                repetition,
+                result: result.clone(),
+            };
+            self.ways.iter().zip(round).map(sample)
+        })
+    }
+
+    /// Bandwidth over that of the minimal server, repetition by repetition.
+    fn ratio(&self, way: usize) -> Option<Interval> {
+        let minimal = self.ways.iter().position(|way| *way == Way::Minimal)?;
+        Some(self.runs.ratio(way, minimal, |run| run.bandwidth_mib_s))
+    }
 }
 
 /// A load of some processes, each with a part of a file; `scale` 1 is `loops` times `process_bytes` for each.
@@ -105,19 +141,19 @@ pub fn loads(scale: f64) -> Vec<Load> {
     ]
 }
 
-/// Runs all loads over all paths to `servers` data servers; reports every run to `progress`.
+/// Runs all loads over all paths to `servers` data servers; says of every run what it was, its bandwidth in MiB/s and how long the
+/// others will take.
 pub fn measure(
     paths: &[Path<'_>],
     servers: usize,
     loads: &[Load],
     repetitions: u32,
     stop: &Stop,
-    progress: &mut dyn FnMut(&Sample, Option<Duration>),
-) -> Result<Vec<Sample>> {
+    progress: &mut dyn FnMut(&str, Way, f64, Duration),
+) -> Result<Vec<Measured>> {
     let began = Instant::now();
-    let total = loads.len() as u32 * paths.len() as u32 * repetitions;
-    let mut random = Random::new(servers as u64);
-    let mut samples: Vec<Sample> = Vec::new();
+    let (total, mut done) = (loads.len() as u32 * paths.len() as u32 * repetitions.max(1), 0);
+    let (mut random, mut measured) = (Random::new(servers as u64), Vec::new());
     for load in loads {
         let mut sets = Vec::new();
         for path in paths {
@@ -125,46 +161,25 @@ pub fn measure(
             set.prepare(path.target, stop).with_context(|| format!("preparing {} ({:?})", load.name, path.way))?;
             sets.push(set);
         }
-        for repetition in 0..repetitions {
-            let mut order: Vec<usize> = (0..paths.len()).collect();
-            random.shuffle(&mut order);
-            for index in order {
-                let path = &paths[index];
-                let sample = one(path, servers, load, repetition, &mut sets[index], stop)
-                    .with_context(|| format!("{} ({:?}, {servers} servers)", load.name, path.way))?;
-                let done = samples.len() as u32 + 1;
-                progress(&sample, Some(began.elapsed() / done * (total - done)));
-                samples.push(sample);
-            }
-        }
+        let runs = Rounds::cold(repetitions).measure(paths.len(), &mut random, stop, |_, nth| {
+            let (Path { way, target }, options) = (&paths[nth], RunOptions::default());
+            let result = run_verified(*target, &mut sets[nth], &load.workload, &options, stop)
+                .with_context(|| format!("{} ({way:?}, {servers} servers)", load.name))?;
+            done += 1;
+            progress(&load.name, *way, result.bandwidth_mib_s, began.elapsed() / done * (total - done));
+            Ok(result)
+        })?;
         for (path, set) in paths.iter().zip(&sets) {
             set.remove(path.target)?;
         }
+        let ways = paths.iter().map(|path| path.way).collect();
+        measured.push(Measured { servers, load: load.name.clone(), ways, runs });
     }
-    Ok(samples)
-}
-
-fn one(
-    path: &Path<'_>,
-    servers: usize,
-    load: &Load,
-    repetition: u32,
-    set: &mut DataSet,
-    stop: &Stop,
-) -> Result<Sample> {
-    let options = RunOptions { verify: true, ..RunOptions::default() };
-    let result = run(path.target, set, &load.workload, &options, stop)?;
-    ensure!(
-        result.verification.passed(),
-        "the data are wrong: {}",
-        result.verification.first.first().map_or("nothing was compared".into(), ToString::to_string)
-    );
-    let (load, way) = (load.name.clone(), path.way);
-    Ok(Sample { servers, load, way, repetition, result })
+    Ok(measured)
 }
 
 /// A table for people: the figures of each path and their ratio to the minimal server's.
-pub fn table(samples: &[Sample]) -> String {
+pub fn table(measured: &[Measured]) -> String {
     let mut out = format!(
         "{:<42} {:>7} {:<9} {:>10} {:>11} {:>12} {:>12} {:>9}  {}\n",
         "load",
@@ -177,61 +192,30 @@ pub fn table(samples: &[Sample]) -> String {
         "s CPU/GiB",
         "ratio to minimal"
     );
-    let mut seen: Vec<(usize, &str)> = Vec::new();
-    for s in samples {
-        if !seen.contains(&(s.servers, &s.load)) {
-            seen.push((s.servers, &s.load));
-        }
-    }
-    for (servers, load) in seen {
-        let of = |way: Way| samples.iter().filter(move |s| s.servers == servers && s.load == load && s.way == way);
-        for way in [Way::Minimal, Way::Direct, Way::IoNode] {
-            let over = |f: &dyn Fn(&Sample) -> f64| mean(&of(way).map(f).collect::<Vec<_>>());
-            if of(way).next().is_none() {
-                continue;
-            }
-            let ratio = ratios(samples, servers, load, way);
+    let server_s = |run: &RunResult| run.server_cpu_s.unwrap_or_default();
+    for of in measured {
+        for (nth, way) in of.ways.iter().enumerate() {
+            let ratio = of.ratio(nth).map(|ratio| show(&ratio, " ×", |ratio| format!("{ratio:.2}")));
+            let over = |value: &dyn Fn(&RunResult) -> f64| of.runs.mean(nth, value);
             out += &format!(
                 "{:<42} {:>7} {:<9} {:>10.0} {:>11.0} {:>12.1} {:>12.1} {:>9.2}  {}\n",
-                load,
-                servers,
+                of.load,
+                of.servers,
                 match way {
                     Way::Minimal => "minimal",
                     Way::Direct => "direct",
                     Way::IoNode => "I/O node",
                 },
-                over(&|s| s.result.bandwidth_mib_s),
-                over(&|s| s.result.requests_per_s),
-                over(&|s| s.result.server_cpu_s.unwrap_or_default() / s.result.requests as f64 * 1e6),
-                over(&|s| s.result.client_cpu_s / s.result.requests as f64 * 1e6),
-                over(&|s| {
-                    let cpu_s = s.result.server_cpu_s.unwrap_or_default() + s.result.client_cpu_s;
-                    cpu_s / s.result.bytes as f64 * f64::from(1 << 30)
-                }),
-                if way == Way::Minimal { "1 ×".into() } else { show_ratio(&ratio) },
+                over(&|run| run.bandwidth_mib_s),
+                over(&|run| run.requests_per_s),
+                over(&|run| server_s(run) / run.requests as f64 * 1e6),
+                over(&|run| run.client_cpu_s / run.requests as f64 * 1e6),
+                over(&|run| (server_s(run) + run.client_cpu_s) / run.bytes as f64 * f64::from(1 << 30)),
+                if *way == Way::Minimal { "1 ×".into() } else { ratio.unwrap_or_else(|| "–".into()) },
             );
         }
     }
     out
-}
-
-/// Bandwidth over that of the minimal server, repetition by repetition.
-pub fn ratios(samples: &[Sample], servers: usize, load: &str, way: Way) -> Interval {
-    let find = |way: Way, repetition: u32| {
-        let own = |s: &&Sample| s.servers == servers && s.load == load && s.way == way && s.repetition == repetition;
-        samples.iter().find(own).map(|s| s.result.bandwidth_mib_s)
-    };
-    let repetitions = samples.iter().map(|s| s.repetition + 1).max().unwrap_or(0);
-    let pair = |r| Some(find(way, r)? / find(Way::Minimal, r)?);
-    Interval::of(&(0..repetitions).filter_map(pair).collect::<Vec<_>>())
-}
-
-fn show_ratio(ratio: &Interval) -> String {
-    match ratio.n {
-        0 => "–".into(),
-        1 => format!("{:.2} × (one run)", ratio.mean),
-        n => format!("{:.2} × [{:.2}, {:.2}] n={n}", ratio.mean, ratio.low, ratio.high),
-    }
 }
 
 #[cfg(test)]
@@ -245,13 +229,16 @@ mod tests {
         let ways = [Way::Minimal, Way::Direct, Way::IoNode];
         let paths: Vec<Path> = ways.iter().zip(&memories).map(|(&way, target)| Path { way, target }).collect();
         let loads = loads(0.002);
-        let samples = measure(&paths, 1, &loads, 2, &Stop::new(), &mut |_, _| {}).unwrap();
-        assert_eq!(samples.len(), loads.len() * 3 * 2);
+        let mut said = 0;
+        let measured = measure(&paths, 1, &loads, 2, &Stop::new(), &mut |_, _, _, _| said += 1).unwrap();
+        let samples: Vec<Sample> = measured.iter().flat_map(Measured::samples).collect();
+        assert_eq!((samples.len(), said), (loads.len() * 3 * 2, loads.len() * 3 * 2));
         assert!(samples.iter().all(|s| s.result.verification.passed() && s.result.client_cpu_s >= 0.0));
-        let text = table(&samples);
+        let last = samples.last().unwrap();
+        assert_eq!((last.way, last.repetition, &last.load), (Way::IoNode, 1, &loads[loads.len() - 1].name));
+        let text = table(&measured);
         assert_eq!(text.lines().count(), 1 + loads.len() * 3);
-        assert_eq!(ratios(&samples, 1, &loads[0].name, Way::Minimal).mean, 1.0);
-        assert_eq!(ratios(&samples, 1, &loads[0].name, Way::Direct).n, 2);
+        assert_eq!((measured[0].ratio(0).unwrap().mean, measured[0].ratio(1).unwrap().n), (1.0, 2));
     }
 
     #[test]

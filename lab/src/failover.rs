@@ -17,13 +17,13 @@ use impresario_client::{Access, Client, ClientError, ClientOptions, CreateOption
 use impresario_config::Config;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::content::Source;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
 use impresario_workload::stats::Verdict;
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::{impresario, print};
+use crate::{impresario, report};
 
 /// What is asked: a client of an I/O node that fails goes on within this time, s.
 const BOUND_S: f64 = 2.0;
@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         all.push(json!({ "case": case.name, "trials": trials }));
     }
     line.end();
-    all_written([write_json(args.json.as_deref(), &json!({ "cases": all })), print(out.as_bytes()).map(drop)])?;
+    report(&out, args.json.as_deref(), &json!({ "cases": all }))?;
     Ok(if Verdict::of_all(verdicts) == Verdict::Holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -20,14 +20,16 @@ use impresario_workload::stop::Stop;
 
 use crate::client_program::POSIX;
 use crate::server_bench::load::Load;
-use crate::server_bench::{Bed, Choice, Clients, Comparison, Subject, accepts, observe_disks, reset_disks};
+use crate::server_bench::{
+    Bed, Choice, Clients, Comparison, Subject, accepts, observe_disks, reset_disks, until_ready,
+};
 use crate::{free_port, impresario, print};
 
 /// Measure what I/O nodes in front of a mounted file system gain, beside that file system itself
 ///
 /// Applications of several processes read and write a shared file each, 256 KiB at a time one behind the other and 16 KiB in turns:
-/// in the folder itself, and through mounts of I/O nodes in front of it: their default, without reading ahead, with one policy or
-/// another. The folder lies on a modelled disk below this kernel, or is one that --folder names, of a file system of yours. Caches
+/// in the folder itself, and through I/O nodes in front of it, mounted or with `impresario run`: their default, without reading ahead,
+/// with one policy or another. The folder lies on a modelled disk below this kernel, or is one that --folder names, of a file system of yours. Caches
 /// of the whole machine are dropped before each run; on the modelled disk a run counts with at least 20 % of the CPU idle and a disk
 /// that is not late; everything read and written is compared. Needs root, /dev/fuse and cc.
 #[derive(clap::Args)]
@@ -58,18 +60,32 @@ pub struct Args {
 /// A way to reach the folder.
 struct System {
     name: &'static str,
-    /// The I/O nodes' settings; `None`: there are none, the folder itself is loaded.
-    io: Option<fn(&mut Io)>,
+    way: Way,
+    /// The I/O nodes' settings.
+    io: fn(&mut Io),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// Without I/O nodes.
+    Folder,
+    /// A mount for each application, with these options.
+    Mounts(&'static [&'static str]),
+    /// `impresario run`, which is one client for all applications.
+    Run,
 }
 
 const FOLDER: &str = "the folder";
-const SYSTEMS: [System; 5] = [
-    System { name: FOLDER, io: None },
+const MOUNTS: Way = Way::Mounts(&[]);
+const SYSTEMS: [System; 7] = [
+    System { name: FOLDER, way: Way::Folder, io: |_| () },
     // What an administrator gets who sets nothing.
-    System { name: "default", io: Some(|_| ()) },
-    System { name: "without reading ahead", io: Some(|io| io.read_ahead_bytes = Some(0)) },
-    System { name: "fifo", io: Some(|io| io.policy = PolicySpec::named("fifo")) },
-    System { name: "none", io: Some(|io| io.policy = PolicySpec::named("none")) },
+    System { name: "default", way: MOUNTS, io: |_| () },
+    System { name: "direct I/O", way: Way::Mounts(&["--direct-io"]), io: |_| () },
+    System { name: "run", way: Way::Run, io: |_| () },
+    System { name: "without reading ahead", way: MOUNTS, io: |io| io.read_ahead_bytes = Some(0) },
+    System { name: "fifo", way: MOUNTS, io: |io| io.policy = PolicySpec::named("fifo") },
+    System { name: "none", way: MOUNTS, io: |io| io.policy = PolicySpec::named("none") },
 ];
 
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -91,6 +107,10 @@ impl Folder {
         let below = args.folder.as_deref().unwrap_or_else(|| disk[0].path());
         let made = tempfile::Builder::new().prefix("impresario-forwarding-").tempdir_in(below);
         let files = made.with_context(|| format!("making a folder in {}", below.display()))?;
+        // It looks to the clients as the mounts do: one path for each application.
+        for nth in 0..args.applications {
+            std::os::unix::fs::symlink(".", files.path().join(nth.to_string()))?;
+        }
         Ok(Folder { files, disk })
     }
 }
@@ -119,8 +139,10 @@ impl Bed for Folder {
 /// I/O nodes in front of the folder, and the mounts of the applications.
 struct Nodes {
     name: &'static str,
-    /// Below it the mounts are numbered as the applications are.
-    mounts: PathBuf,
+    /// Where the clients find a folder for each application, by its number.
+    address: String,
+    /// What starts the clients; empty: they are started as they are.
+    launcher: Vec<String>,
     /// Dropped in this order, after what is mounted.
     mounting: Children,
     serving: Children,
@@ -136,15 +158,9 @@ impl Drop for Nodes {
 }
 
 impl Nodes {
-    fn start(
-        name: &'static str,
-        set: fn(&mut Io),
-        args: &Args,
-        served: &Path,
-        folder: &Path,
-        stop: &Stop,
-    ) -> Result<Nodes> {
-        let folder = folder.join(name.replace(' ', "-"));
+    fn start(system: &System, args: &Args, served: &Path, folder: &Path, stop: &Stop) -> Result<Nodes> {
+        let name = system.name;
+        let folder = folder.join(name.replace([' ', ',', '/'], "-"));
         let mounts = folder.join("mounts");
         std::fs::create_dir_all(&mounts)?;
         let mut ports = Vec::new();
@@ -156,7 +172,7 @@ impl Nodes {
         for i in 0..args.io_nodes {
             let port = free_port()?;
             let mut io = Io::new(format!("io.{i}"), format!("127.0.0.1:{port}"));
-            set(&mut io);
+            (system.io)(&mut io);
             config.io.push(io);
             ports.push(port);
         }
@@ -167,33 +183,32 @@ impl Nodes {
         std::fs::write(&description, config.to_toml())?;
         let description = description.display().to_string();
         let program = impresario()?;
-        let (mounting, serving, mounted) = Default::default();
-        let mut nodes = Nodes { name, mounts, mounting, serving, mounted };
+        let (mounting, serving, mounted, launcher) = Default::default();
+        let address = mounts.to_str().context("the temporary folder's name is not UTF-8 text")?.to_string();
+        let mut nodes = Nodes { name, address, launcher, mounting, serving, mounted };
         for (io, port) in config.io.iter().zip(ports) {
             let arguments = ["serve".into(), description.clone(), "--name".into(), io.name.clone()];
             nodes.serving.start(&io.name, &program, &arguments, &folder.join(format!("{}.log", io.name)))?;
             accepts(&mut nodes.serving, &io.name, port, START_PATIENCE, stop)?;
         }
+        let Way::Mounts(options) = system.way else {
+            nodes.address = "/impresario".into();
+            nodes.launcher = vec![program.display().to_string(), "run".into(), description, "--".into()];
+            return Ok(nodes);
+        };
         for nth in 0..args.applications {
-            let (path, name) = (nodes.mounts.join(nth.to_string()), format!("mount.{nth}"));
+            let (path, name) = (mounts.join(nth.to_string()), format!("mount.{nth}"));
             std::fs::create_dir(&path)?;
-            let arguments = [
-                "mount".into(),
-                "--job".into(),
-                (nth + 1).to_string(),
-                description.clone(),
-                path.display().to_string(),
-            ];
+            let mut arguments = vec!["mount".to_string(), "--job".into(), (nth + 1).to_string()];
+            arguments.extend(options.iter().map(|option| option.to_string()));
+            arguments.extend([description.clone(), path.display().to_string()]);
             nodes.mounting.start(&name, &program, &arguments, &folder.join(format!("{name}.log")))?;
             nodes.mounted.push(path.clone());
             let until = Instant::now() + START_PATIENCE;
             let at = format!(" {} fuse", path.display());
-            while !std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| mounts.contains(&at)) {
-                nodes.mounting.check()?;
-                stop.check()?;
-                ensure!(Instant::now() < until, "{} was not mounted", path.display());
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            let ready = || std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| mounts.contains(&at));
+            let complaint = || format!("{} was not mounted", path.display());
+            until_ready(&mut nodes.mounting, until, stop, ready, complaint)?;
         }
         Ok(nodes)
     }
@@ -207,30 +222,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     remove_stale(parent.path())?;
     let clients = Clients::build(parent.path(), &POSIX)?;
     let bed = Folder::new(args, parent.path())?;
-    // The folder looks to the clients as the mounts do: one path for each application.
-    let direct = parent.path().join("direct");
-    std::fs::create_dir(&direct)?;
-    for nth in 0..args.applications {
-        std::os::unix::fs::symlink(bed.files.path(), direct.join(nth.to_string()))?;
-    }
     let (mut running, mut missing) = (Vec::new(), Vec::new());
-    for system in &systems {
-        let Some(set) = system.io else { continue };
-        match Nodes::start(system.name, set, args, bed.files.path(), parent.path(), &stop) {
+    for system in systems.iter().filter(|system| system.way != Way::Folder) {
+        match Nodes::start(system, args, bed.files.path(), parent.path(), &stop) {
             Ok(nodes) => running.push(nodes),
             Err(error) if stop.is_set() => return Err(error),
             Err(error) => missing.push(format!("{} could not be started: {error:#}", system.name)),
         }
     }
-    let text = |path: &Path| path.to_str().map(String::from).context("the temporary folder's name is not UTF-8 text");
-    let mut addresses = Vec::new();
-    if systems.iter().any(|system| system.io.is_none()) {
-        addresses.push((FOLDER, text(&direct)?));
+    let direct = bed.files.path().to_str().context("the folder's name is not UTF-8 text")?;
+    let mut subjects = Vec::new();
+    if systems.iter().any(|system| system.way == Way::Folder) {
+        subjects.push(Subject { name: FOLDER, address: direct, launcher: &[] });
     }
     for nodes in &running {
-        addresses.push((nodes.name, text(&nodes.mounts)?));
+        subjects.push(Subject { name: nodes.name, address: &nodes.address, launcher: &nodes.launcher });
     }
-    ensure!(!addresses.is_empty(), "no system could be started: {}", missing.join("; "));
+    ensure!(!subjects.is_empty(), "no system could be started: {}", missing.join("; "));
     let title = match &args.folder {
         None => "I/O nodes in front of a folder on a modelled disk below this kernel".into(),
         Some(folder) => format!("I/O nodes in front of {}", folder.display()),
@@ -239,7 +247,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         title: &title,
         modelled: args.folder.is_none(),
         loads,
-        subjects: addresses.iter().map(|(name, address)| Subject { name, address }).collect(),
+        subjects,
         choice: &args.choice,
         baselines: &[FOLDER],
         missing,

@@ -21,6 +21,7 @@ use crate::print;
 use crate::server_bench::load::Load;
 use crate::server_bench::{
     Bed, Choice, Clients, Comparison, Subject, accepts, observe_disks, own_network, reset_disks, serve_once,
+    until_ready,
 };
 
 /// Measure what the GlusterFS translator gains on modelled disks below the real kernel
@@ -261,8 +262,14 @@ impl Volume {
         // All have so long together.
         let until = Instant::now() + START_PATIENCE;
         let what = format!("a brick of {}", system.name);
-        let waited = ports.iter().try_for_each(|port| {
-            accepts(&mut children, &what, *port, until.saturating_duration_since(Instant::now()), stop)
+        let left = || until.saturating_duration_since(Instant::now());
+        let waited = ports.iter().try_for_each(|port| accepts(&mut children, &what, *port, left(), stop));
+        // A brick that is started while another one makes its folders there gives up.
+        let waited = waited.and_then(|()| {
+            let is_made = |number| bed.folder(number).join(".glusterfs/ff").is_dir();
+            let (ready, complaint) =
+                (|| (0..bed.disks.len()).all(is_made), || format!("{what} does not make its folders"));
+            until_ready(&mut children, until, stop, ready, complaint)
         });
         waited.with_context(|| {
             let logs = (0..bed.disks.len()).map(|number| errors_in(&folder.join(format!("brick{number}.log"))));
@@ -326,14 +333,8 @@ impl Bricks {
             };
             mounted && (0..16).all(made)
         };
-        while !ready() {
-            client.check()?;
-            stop.check()?;
-            if Instant::now() > until {
-                bail!("the volume cannot be mounted: {}", errors_in(&log));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let complaint = || format!("the volume cannot be mounted: {}", errors_in(&log));
+        until_ready(&mut client, until, stop, ready, complaint)?;
         self.mount = Some(Mount { path, _client: client });
         Ok(())
     }
@@ -449,7 +450,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         },
         modelled: true,
         loads,
-        subjects: volumes.iter().map(|volume| Subject { name: volume.name, address: &volume.client }).collect(),
+        subjects: volumes
+            .iter()
+            .map(|volume| Subject { name: volume.name, address: &volume.client, launcher: &[] })
+            .collect(),
         choice: &args.choice,
         baselines: &[AS_IT_COMES],
         missing,

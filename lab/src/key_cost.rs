@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use impresario_base::Random;
-use impresario_base::statistics::{Interval, mean};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::{Protect, Security};
 use impresario_sched::PolicySpec;
@@ -21,13 +20,15 @@ use impresario_workload::access::Target as _;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::cpu::process_cpu;
 use impresario_workload::dataset::DataSet;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::rounds::{Paired, Rounds};
 use impresario_workload::runner::{RunOptions, run as run_load};
+use impresario_workload::stats::{Interval, show};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde_json::json;
 
-use crate::{datapath, impresario, print};
+use crate::{datapath, impresario, report};
 
 /// Measure what keys and certificates cost, in throughput of data and metadata
 #[derive(clap::Args)]
@@ -95,21 +96,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     out.push('\n');
     let (mut random, mut line, mut all) = (Random::new(1), Progress::new(), Vec::new());
-    let mut table = |name: &str, samples: Vec<[Sample; MODES.len()]>| {
-        let without = |of: fn(&Sample) -> f64| mean(&samples.iter().map(|s| of(&s[0])).collect::<Vec<_>>());
-        out += &format!("{name:<40} {:>12.0} {:>9.1}", without(|s| s.per_s), without(|s| s.cpu_us));
+    let mut table = |name: &str, samples: Paired<Sample>| {
+        out += &format!("{name:<40} {:>12.0} {:>9.1}", samples.mean(0, |s| s.per_s), samples.mean(0, |s| s.cpu_us));
         for mode in 1..MODES.len() {
-            let change = |of: fn(&Sample) -> f64, sign: f64| {
-                let of = |s: &[Sample; MODES.len()]| sign * 100.0 * (of(&s[mode]) / of(&s[0]) - 1.0);
-                let i = Interval::of(&samples.iter().map(of).collect::<Vec<_>>());
-                format!("{:.1} [{:.1}, {:.1}] n={}", i.mean, i.low, i.high, i.n)
-            };
-            out += &format!(" {:>26} {:>26}", change(|s| s.per_s, -1.0), change(|s| s.cpu_us, 1.0));
+            let percent = |change: Interval| show(&change, "", |share| format!("{:.1}", 100.0 * share));
+            let lost = percent(samples.less(mode, 0, |s| s.per_s));
+            out += &format!(" {lost:>26} {:>26}", percent(samples.more(mode, 0, |s| s.cpu_us)));
         }
         out.push('\n');
-        let rows = samples.iter().map(|row| row.map(|sample| [sample.per_s, sample.cpu_us])).collect::<Vec<_>>();
+        let each = |round: &Vec<Sample>| round.iter().map(|s| [s.per_s, s.cpu_us]).collect::<Vec<_>>();
+        let rows = samples.rounds.iter().map(each).collect::<Vec<_>>();
         all.push(json!({ "load": name, "modes": MODES.map(|(name, ..)| name), "per_s_and_cpu_us": rows }));
     };
+    let repetitions = Rounds::warmed_up(args.repetitions);
     for load in datapath::loads(args.scale).iter().filter(|load| wanted(&load.name)) {
         let targets: Vec<Storage> = clusters.iter().map(|cluster| Storage::of(cluster).direct()).collect();
         let mut sets = Vec::new();
@@ -118,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             set.prepare(target, &stop)?;
             sets.push(set);
         }
-        let rates = repeat(args.repetitions, &mut random, |mode, repetition| {
+        let rates = repetitions.measure(MODES.len(), &mut random, &stop, |repetition, mode| {
             line.show(&format!("{}, repetition {repetition}, {}", load.name, MODES[mode].0));
             let options = RunOptions { verify: false, ..RunOptions::default() };
             let before = own_cpu_s();
@@ -131,36 +130,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     for (name, threads, rounds) in META_LOADS.into_iter().filter(|(name, ..)| wanted(name)) {
         let rounds = ((f64::from(rounds) * args.scale) as u32).max(1);
-        let rates = repeat(args.repetitions, &mut random, |mode, repetition| {
+        let rates = repetitions.measure(MODES.len(), &mut random, &stop, |repetition, mode| {
             line.show(&format!("{name}, repetition {repetition}, {}", MODES[mode].0));
             metadata(&clusters[mode], threads, rounds, &stop)
         })?;
         table(name, rates);
     }
     line.end();
-    all_written([write_json(args.json.as_deref(), &json!(all)), print(out.as_bytes()).map(drop)])?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Measures every mode once per repetition, in random order. The first repetition warms up.
-fn repeat(
-    repetitions: u32,
-    random: &mut Random,
-    mut measure: impl FnMut(usize, u32) -> Result<Sample>,
-) -> Result<Vec<[Sample; MODES.len()]>> {
-    let mut rates = Vec::new();
-    for repetition in 0..=repetitions.max(2) {
-        let (mut order, mut row): ([usize; MODES.len()], _) =
-            (std::array::from_fn(|mode| mode), [Sample::default(); MODES.len()]);
-        random.shuffle(&mut order);
-        for mode in order {
-            row[mode] = measure(mode, repetition)?;
-        }
-        if repetition > 0 {
-            rates.push(row);
-        }
-    }
-    Ok(rates)
+    report(&out, args.json.as_deref(), &all)
 }
 
 /// Makes `tls` in a folder as administrators do.

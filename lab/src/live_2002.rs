@@ -12,9 +12,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use impresario_base::random::Random;
-use impresario_base::statistics::{Interval, mean};
 use impresario_client::{Client, ClientOptions, CreateOptions, File};
 use impresario_config::Config;
 use impresario_device::DeviceParams;
@@ -22,9 +21,12 @@ use impresario_sim::Scenario;
 use impresario_sim::model::{Application, FileAt, Pattern, Servers};
 use impresario_workload::access::{FilePlace, Target};
 use impresario_workload::cluster::{OwnCluster, Plan};
+use impresario_workload::content::Source;
 use impresario_workload::cpu::MachineTimes;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
 use impresario_workload::result::why_not;
+use impresario_workload::rounds::{Paired, shuffled, tried};
+use impresario_workload::stats::{Interval, mean, side};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use impresario_workload::system::{Switch, System};
@@ -32,7 +34,7 @@ use serde::Serialize;
 
 use crate::reproduce::agreement::Agreement;
 use crate::reproduce::figure::policy;
-use crate::{impresario, print};
+use crate::{impresario, named, report};
 
 const TASKS: u64 = 14;
 const SERVERS: usize = 2;
@@ -150,7 +152,7 @@ struct Run {
 }
 
 /// The four in one repetition.
-type Four = [Run; 4];
+type Four = Vec<Run>;
 
 /// One option of a figure, live and simulated.
 #[derive(Serialize)]
@@ -169,11 +171,7 @@ struct Row {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
-    let figures: Vec<Figure> = FIGURES.into_iter().filter(|f| f.name.contains(&args.only)).collect();
-    if figures.is_empty() {
-        let names = FIGURES.map(|f| f.name).join("; ");
-        return Err(crate::usage(format!("the name of no figure contains {:?}; there are: {names}", args.only)));
-    }
+    let figures = named(FIGURES.into(), |figure| figure.name.into(), &[&args.only])?;
     let stop = catch_signals()?;
     let plan = Plan {
         data_servers: SERVERS,
@@ -190,12 +188,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let place = write_file(&cluster, args.mib, nonce)?;
     let (mut rows, mut text, mut line) = (Vec::new(), String::new(), Progress::new());
     for figure in figures {
-        let (mut live, mut simulated, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut live, mut simulated] = [(); 2].map(|()| Paired { rounds: Vec::new() });
+        let mut left_out = Vec::new();
         for repetition in 0..args.repetitions {
             line.show(&format!("{}, repetition {} of {}", figure.name, repetition + 1, args.repetitions));
-            simulated.push(simulate(figure, args.mib, repetition, place)?);
+            simulated.rounds.push(simulate(figure, args.mib, repetition, place)?);
             match repeat(&cluster, figure, args, repetition, nonce, &stop)? {
-                Ok(four) => live.push(four),
+                Ok(four) => live.rounds.push(four),
                 Err(why) => left_out.push(why),
             }
         }
@@ -204,16 +203,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         table(&mut text, figure, args, &rows[of..], &left_out)?;
     }
     line.end();
-    all_written([write_json(args.json.as_deref(), &rows), print(text.as_bytes()).map(drop)])?;
-    Ok(ExitCode::SUCCESS)
+    report(&text, args.json.as_deref(), &rows)
 }
 
-/// The content of the file: words that encode their position.
-fn content(nonce: u64, offset: u64, into: &mut [u8]) {
-    for (word, n) in into.chunks_mut(8).zip(offset / 8..) {
-        let bytes = (n ^ nonce).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-        word.copy_from_slice(&bytes[..word.len()]);
-    }
+/// The content of the file.
+fn content(nonce: u64) -> Source {
+    Source { nonce, file: 0, writer: 0, generation: 0 }
 }
 
 fn connect(config: &Config, name: &str) -> Result<Arc<Client>> {
@@ -225,7 +220,7 @@ fn write_file(cluster: &OwnCluster, mib: u64, nonce: u64) -> Result<FilePlace> {
     let file = connect(&cluster.config, "live-2002 prepares")?.create(FILE, CreateOptions::default())?;
     let mut part = vec![0; 1 << 20];
     for n in 0..mib * SERVERS as u64 {
-        content(nonce, n << 20, &mut part);
+        content(nonce).fill(n << 20, &mut part);
         file.write_at(&part, n << 20)?;
     }
     file.sync()?;
@@ -244,26 +239,23 @@ fn repeat(
     stop: &Stop,
 ) -> Result<Result<Four, String>> {
     let mut random = Random::new(repetition);
-    let mut turns: Vec<usize> = (0..4).collect();
-    random.shuffle(&mut turns);
+    let turns = shuffled(4, &mut random);
     let mut order: Vec<u64> = (0..TASKS * BLOCKS).collect();
     random.shuffle(&mut order);
     let mut four = [None; 4];
     for opt in turns {
-        for last_try in [false, true] {
+        let counts = |(_, why): &(Run, Vec<String>)| why.is_empty() || args.uncounted;
+        let mut made = tried(2, counts, || {
             stop.check()?;
-            let (run, why) = run_live(cluster, figure, args.mib, OPTS_2002[opt].1, &order, nonce)?;
-            if why.is_empty() || args.uncounted {
-                four[opt] = Some(run);
-                break;
-            }
-            if last_try {
-                return Ok(Err(why.join("; ")));
-            }
+            run_live(cluster, figure, args.mib, OPTS_2002[opt].1, &order, nonce)
+        })?;
+        match made.pop() {
+            Some(last) if counts(&last) => four[opt] = Some(last.0),
+            Some((_, why)) => return Ok(Err(why.join("; "))),
+            None => {}
         }
     }
-    let four: Option<Vec<Run>> = four.into_iter().collect();
-    four.and_then(|four| four.try_into().ok()).map(Ok).context("a run is missing")
+    four.into_iter().collect::<Option<Four>>().map(Ok).context("a run is missing")
 }
 
 fn run_live(
@@ -322,38 +314,32 @@ fn read_and_verify(file: &File, calls: &[Vec<(u64, usize)>], nonce: u64) -> Resu
         for (offset, len) in list {
             let (mine, later) = rest.split_at(*len);
             rest = later;
-            let mut wanted = vec![0; *len];
-            content(nonce, *offset, &mut wanted);
-            if mine != wanted {
-                bail!("{len} bytes at {offset} are not what was written");
-            }
+            content(nonce).check(*offset, mine)?;
         }
     }
     Ok(took)
 }
 
 fn simulate(figure: Figure, mib: u64, seed: u64, place: FilePlace) -> Result<Four> {
-    let one = |opt: usize| -> Result<Run> {
-        let outcome = impresario_sim::run(&figure.scenario(mib, OPTS_2002[opt].1, seed, place))?;
+    let one = |(_, opt): &(&str, &str)| -> Result<Run> {
+        let outcome = impresario_sim::run(&figure.scenario(mib, opt, seed, place))?;
         let tasks = outcome.applications.first().context("the simulation has no application")?;
         Ok(Run { task_mean_s: tasks.task_mean_s, application_s: outcome.makespan_s })
     };
-    Ok([one(0)?, one(1)?, one(2)?, one(3)?])
+    OPTS_2002.iter().map(one).collect()
 }
 
-fn rows_of(figure: &'static str, live: &[Four], simulated: &[Four]) -> Vec<Row> {
-    let times = |runs: &[Four], opt: usize| {
+fn rows_of(figure: &'static str, live: &Paired<Run>, simulated: &Paired<Run>) -> Vec<Row> {
+    let times = |runs: &Paired<Run>, opt: usize| {
         [|r: &Run| r.task_mean_s, |r: &Run| r.application_s]
-            .map(|of: fn(&Run) -> f64| Interval::of(&runs.iter().map(|four| of(&four[opt])).collect::<Vec<_>>()))
+            .map(|of: fn(&Run) -> f64| Interval::of(&runs.values(opt, of)))
     };
-    let gain = |runs: &[Four], opt: usize| {
-        Interval::of(&runs.iter().map(|four| 1.0 - four[opt].task_mean_s / four[0].task_mean_s).collect::<Vec<_>>())
-    };
+    let gain = |runs: &Paired<Run>, opt: usize| runs.less(opt, 0, |run| run.task_mean_s);
     let row = |(opt, (name, policy)): (usize, &(&'static str, &'static str))| Row {
         figure,
         opt: name,
         policy,
-        counted: live.len(),
+        counted: live.rounds.len(),
         live: times(live, opt),
         simulated: times(simulated, opt),
         live_gain: gain(live, opt),
@@ -364,9 +350,8 @@ fn rows_of(figure: &'static str, live: &[Four], simulated: &[Four]) -> Vec<Row> 
 
 /// Whether both gains are resolved and have the same sign.
 fn agreement(live: &Interval, simulated: &Interval) -> Agreement {
-    let sign = |gain: &Interval| i32::from(gain.low > 0.0) - i32::from(gain.high < 0.0);
-    match (sign(live), sign(simulated)) {
-        (0, _) | (_, 0) => Agreement::Unresolved,
+    match (side(*live, 0.0), side(*simulated, 0.0)) {
+        (None, _) | (_, None) => Agreement::Unresolved,
         (live, simulated) if live == simulated => Agreement::SameSign,
         _ => Agreement::OppositeSign,
     }
@@ -444,16 +429,5 @@ mod tests {
         assert_eq!(agreement(&gain(0.1, 0.2), &gain(0.3, 0.4)), Agreement::SameSign);
         assert_eq!(agreement(&gain(-0.2, -0.1), &gain(0.3, 0.4)), Agreement::OppositeSign);
         assert_eq!(agreement(&gain(-0.1, 0.2), &gain(0.3, 0.4)), Agreement::Unresolved);
-    }
-
-    #[test]
-    fn content_says_where_it_belongs() {
-        let mut whole = vec![0; 4096];
-        content(7, 0, &mut whole);
-        let mut part = vec![0; 1000];
-        content(7, 800, &mut part);
-        assert_eq!(whole[800..1800], part);
-        content(8, 800, &mut part);
-        assert_ne!(whole[800..1800], part);
     }
 }

@@ -2,12 +2,14 @@
 //! guided programs from outside, and no crate of the product depends on it.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use impresario_workload::progress::{all_written, write_json};
 use impresario_workload::usage::{Usage, usage};
+use serde::Serialize;
 
 mod agios;
 mod allocation;
@@ -32,6 +34,7 @@ mod forwarding;
 mod glusterfs;
 mod goals;
 mod guided;
+mod incast;
 mod key_cost;
 mod link;
 mod live_2002;
@@ -75,6 +78,7 @@ enum Command {
     #[command(hide = true)]
     AgiosOne(agios::OneArgs),
     Concurrency(concurrency::Args),
+    Incast(incast::Args),
     Nfs(nfs_point::Args),
     Glusterfs(glusterfs::Args),
     Forwarding(forwarding::Args),
@@ -97,6 +101,25 @@ fn print(text: &[u8]) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     out.write_all(text)?;
     out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Those of all whose names contain one of these texts, or all where there are none; that nothing is left is the user's mistake.
+fn named<T>(all: Vec<T>, name: impl Fn(&T) -> String, texts: &[impl AsRef<str>]) -> Result<Vec<T>> {
+    let names: Vec<String> = all.iter().map(&name).collect();
+    let is_chosen = |item: &T| texts.is_empty() || texts.iter().any(|text| name(item).contains(text.as_ref()));
+    let chosen: Vec<T> = all.into_iter().filter(is_chosen).collect();
+    if chosen.is_empty() {
+        let texts = texts.iter().map(|text| format!("{:?}", text.as_ref())).collect::<Vec<_>>().join(" or ");
+        return Err(usage(format!("no name contains {texts}; there are: {}", names.join("; "))));
+    }
+    Ok(chosen)
+}
+
+/// The end of an experiment: its report for people is printed, and what it measured goes to the file that the user named, if any,
+/// whatever becomes of the other.
+fn report(text: &str, json: Option<&Path>, measured: &impl Serialize) -> Result<ExitCode> {
+    all_written([print(text.as_bytes()).map(drop), write_json(json, measured)])?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -151,6 +174,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Agios(args) => agios::run(args),
         Command::AgiosOne(args) => agios::run_one(args),
         Command::Concurrency(args) => concurrency::run(&args),
+        Command::Incast(args) => incast::run(&args),
         Command::Nfs(args) => nfs_point::run(&args),
         Command::Glusterfs(args) => glusterfs::run(&args),
         Command::Forwarding(args) => forwarding::run(&args),
@@ -204,6 +228,16 @@ mod tests {
             );
             assert!(chains.contains(&name), "no chain: {name}");
         }
+    }
+
+    #[test]
+    fn what_is_measured_is_chosen_by_parts_of_names() {
+        let chosen = |texts: &[&str]| named(vec!["1 MiB read", "4 KiB read"], |name| name.to_string(), texts);
+        assert_eq!(chosen(&[]).unwrap().len(), 2);
+        assert_eq!((chosen(&["MiB"]).unwrap(), chosen(&["x", "read"]).unwrap().len()), (vec!["1 MiB read"], 2));
+        let error = chosen(&["write", "x"]).unwrap_err();
+        assert!(error.is::<Usage>());
+        assert_eq!(error.to_string(), "no name contains \"write\" or \"x\"; there are: 1 MiB read; 4 KiB read");
     }
 
     #[test]

@@ -6,16 +6,17 @@
 //! which had other delays. Gains are 1 − T/T(base) of the makespan, paired by seed, arithmetic means over the cases; the
 //! 95 % intervals are over the seeds. *Losses* are cases whose whole interval is below zero.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use impresario_base::statistics::{Interval, mean};
 use impresario_sched::PolicySpec;
 use impresario_sim::Scenario;
 use impresario_sim::model::{Operation, Pattern};
 use impresario_sim::outcome::Outcome;
 use impresario_sim::sweep::side_by_side;
+use impresario_workload::stats::{self, Interval, mean, side};
 
 use crate::reproduce::papers::figure;
 use crate::usage;
@@ -199,7 +200,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                     percent(&mean_of_cases(over.iter())),
                     percent(&mean_of_cases(helped)),
                     worst.as_ref().map_or_else(String::new, percent),
-                    each.iter().filter(|gain| gain.high < 0.0).count(),
+                    each.iter().filter(|gain| side(**gain, 0.0) == Some(Ordering::Less)).count(),
                     percent(&mean_of_cases(none.iter())),
                     100.0 * worst_none,
                 );
@@ -238,7 +239,8 @@ fn base(name: &str, policies: &[String]) -> Result<usize> {
 
 /// Gains of runs over others of the same seeds.
 fn gains(runs: &[Run], base: &[Run]) -> Vec<f64> {
-    runs.iter().zip(base).map(|(run, base)| 1.0 - run.makespan_s / base.makespan_s).collect()
+    let [runs, base] = [runs, base].map(|runs| runs.iter().map(|run| run.makespan_s).collect::<Vec<_>>());
+    stats::gains(&runs, &base)
 }
 
 /// The mean over cases, with the interval over seeds.

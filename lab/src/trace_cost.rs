@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use impresario_base::Random;
-use impresario_base::statistics::{Interval, mean};
 use impresario_client::{Access, KeyRole, admin};
 use impresario_sched::PolicySpec;
 use impresario_trace::Trace;
@@ -18,13 +17,14 @@ use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::dataset::DataSet;
 use impresario_workload::pattern::{Pattern, Shape};
 use impresario_workload::plan::{Operation, Workload};
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
-use impresario_workload::result::RunResult;
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::rounds::Rounds;
 use impresario_workload::runner::{RunOptions, run as run_load};
+use impresario_workload::stats::{Interval, show};
 use impresario_workload::storage::Storage;
 use serde_json::json;
 
-use crate::{impresario, print};
+use crate::{impresario, report};
 
 /// Measure what writing a trace costs a data server
 #[derive(clap::Args)]
@@ -45,6 +45,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
+
+/// The subjects of a pair.
+const WITHOUT: usize = 0;
+const WITH: usize = 1;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -83,59 +87,41 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         workload.applications[0].loops = args.loops.max(1) * if request_bytes > 4096 { 8 } else { 1 };
         let mut set = DataSet::new(&workload)?;
         set.prepare(&target, &stop)?;
-        let mut results: Vec<(RunResult, RunResult)> = Vec::new();
         let (mut bytes, mut traced, mut lost) = (0, 0, 0);
-        // The first pair warms up.
-        for pair in 0..=args.pairs.max(2) {
-            let mut with_first = [true, false];
-            random.shuffle(&mut with_first);
-            let mut halves = [None, None];
-            for with in with_first {
-                if with {
-                    admin::trace(&access, &address, true, TIMEOUT).context("beginning the trace")?;
-                }
-                let options = RunOptions { verify: false, ..RunOptions::default() };
-                let result = run_load(&target, &mut set, &workload, &options, &stop)?;
-                if with {
-                    let status: serde_json::Value = serde_json::from_str(&admin::status(&access, &address, TIMEOUT)?)?;
-                    lost += status["trace"]["requests_not_traced"].as_u64().unwrap_or(0);
-                    let path = status["trace"]["path"].as_str().context("the path of the trace")?.to_string();
-                    admin::trace(&access, &address, false, TIMEOUT).context("ending the trace")?;
-                    let trace = Trace::load(&path)?;
-                    let whole = trace.records.iter().filter(|r| r.duration.is_some()).count() as u64;
-                    ensure!(whole + lost >= result.requests, "{whole} of {} requests are traced", result.requests);
-                    bytes += std::fs::metadata(&path)?.len();
-                    traced += trace.records.len() as u64;
-                    std::fs::remove_file(&path)?;
-                }
-                line.show(&format!("{name}, pair {pair}: {:.0} requests/s", result.requests_per_s));
-                halves[usize::from(with)] = Some(result);
+        let runs = Rounds::warmed_up(args.pairs).measure(2, &mut random, &stop, |pair, subject| {
+            let with = subject == WITH;
+            if with {
+                admin::trace(&access, &address, true, TIMEOUT).context("beginning the trace")?;
             }
-            if let (true, [Some(without), Some(with)]) = (pair > 0, halves) {
-                results.push((without, with));
+            let options = RunOptions { verify: false, ..RunOptions::default() };
+            let result = run_load(&target, &mut set, &workload, &options, &stop)?;
+            if with {
+                let status: serde_json::Value = serde_json::from_str(&admin::status(&access, &address, TIMEOUT)?)?;
+                lost += status["trace"]["requests_not_traced"].as_u64().unwrap_or(0);
+                let path = status["trace"]["path"].as_str().context("the path of the trace")?.to_string();
+                admin::trace(&access, &address, false, TIMEOUT).context("ending the trace")?;
+                let trace = Trace::load(&path)?;
+                let whole = trace.records.iter().filter(|r| r.duration.is_some()).count() as u64;
+                ensure!(whole + lost >= result.requests, "{whole} of {} requests are traced", result.requests);
+                bytes += std::fs::metadata(&path)?.len();
+                traced += trace.records.len() as u64;
+                std::fs::remove_file(&path)?;
             }
-        }
+            line.show(&format!("{name}, pair {pair}: {:.0} requests/s", result.requests_per_s));
+            Ok(result)
+        })?;
         set.remove(&target)?;
-        let percent = |f: &dyn Fn(&RunResult) -> f64, sign: f64| {
-            let of = |(without, with): &(RunResult, RunResult)| sign * 100.0 * (f(with) / f(without) - 1.0);
-            let i = Interval::of(&results.iter().map(of).collect::<Vec<_>>());
-            format!("{:.2} [{:.2}, {:.2}] n={}", i.mean, i.low, i.high, i.n)
-        };
-        let rate = |of: fn(&(RunResult, RunResult)) -> f64| mean(&results.iter().map(of).collect::<Vec<_>>());
+        let percent = |change: Interval| show(&change, "", |share| format!("{:.2}", 100.0 * share));
         out += &format!(
             "{name:<34} {:>12.0} {:>12.0} {:>26} {:>26} {:>10.1} {lost:>10}\n",
-            rate(|r| r.0.requests_per_s),
-            rate(|r| r.1.requests_per_s),
-            percent(&|r| r.requests_per_s, -1.0),
-            percent(&|r| r.server_cpu_s.unwrap_or_default() / r.requests as f64, 1.0),
+            runs.mean(WITHOUT, |r| r.requests_per_s),
+            runs.mean(WITH, |r| r.requests_per_s),
+            percent(runs.less(WITH, WITHOUT, |r| r.requests_per_s)),
+            percent(runs.more(WITH, WITHOUT, |r| r.server_cpu_s.unwrap_or_default() / r.requests as f64)),
             bytes as f64 / traced.max(1) as f64,
         );
-        all.push(json!({ "load": name, "pairs": results }));
+        all.push(json!({ "load": name, "pairs": runs.rounds }));
     }
     line.end();
-    all_written([
-        write_json(args.json.as_deref(), &json!({ "policy": args.policy, "loads": all })),
-        print(out.as_bytes()).map(drop),
-    ])?;
-    Ok(ExitCode::SUCCESS)
+    report(&out, args.json.as_deref(), &json!({ "policy": args.policy, "loads": all }))
 }

@@ -13,12 +13,13 @@ use anyhow::{Context, Result, anyhow, ensure};
 use impresario_backend::posix::{Calls, Options};
 use impresario_backend::{Backend, Caller, Errno, Handle, Make, PosixTree, SetAttr};
 use impresario_base::Random;
-use impresario_base::statistics::{Interval, mean};
 use impresario_base::units::show_bytes;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::rounds::Rounds;
+use impresario_workload::stats::show;
 use serde_json::json;
 
-use crate::print;
+use crate::report;
 
 /// Measure reads and writes of a mounted file system through io_uring beside plain calls
 #[derive(clap::Args)]
@@ -79,32 +80,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for load in loads {
         let does = if load.writes { "writes" } else { "reads" };
         let name = format!("{} {does}, {} threads", show_bytes(load.request_bytes as f64), load.threads);
-        let mut rates = Vec::new();
-        for repetition in 0..args.repetitions.max(1) {
-            let (mut order, mut row) = ([0, 1, 2, 3], [0.0; WAYS.len()]);
-            random.shuffle(&mut order);
-            for way in order {
-                stop.check()?;
-                line.show(&format!("{name}, {}, repetition {repetition}", WAYS[way].0));
-                row[way] = measure(&ways[way], &load, &caller, Duration::from_millis(args.run_ms))?;
-            }
-            rates.push(row);
-        }
+        let rounds = Rounds::cold(args.repetitions);
+        let rates = rounds.measure(WAYS.len(), &mut random, &stop, |repetition, way| {
+            line.show(&format!("{name}, {}, repetition {repetition}", WAYS[way].0));
+            measure(&ways[way], &load, &caller, Duration::from_millis(args.run_ms))
+        })?;
         out += &format!("{name:<28}");
-        (0..WAYS.len()).for_each(|way| {
-            out += &format!(" {:>14.0}", mean(&rates.iter().map(|row| row[way]).collect::<Vec<_>>()));
-        });
-        for pair in [0, 2] {
-            let i = Interval::of(&rates.iter().map(|row| row[pair + 1] / row[pair]).collect::<Vec<_>>());
-            out += &format!("   {:.2} × [{:.2}, {:.2}] n={}", i.mean, i.low, i.high, i.n);
+        (0..WAYS.len()).for_each(|way| out += &format!(" {:>14.0}", rates.mean(way, |rate| *rate)));
+        for calls in [0, 2] {
+            out += &format!(
+                "   {}",
+                show(&rates.ratio(calls + 1, calls, |rate| *rate), " ×", |ratio| format!("{ratio:.2}"))
+            );
         }
         out.push('\n');
-        all.push(json!({ "load": name, "ways": WAYS.map(|(name, ..)| name), "mib_s": rates }));
+        all.push(json!({ "load": name, "ways": WAYS.map(|(name, ..)| name), "mib_s": rates.rounds }));
     }
     line.end();
-    let told = json!({ "folder": parent, "loads": all });
-    all_written([print(out.as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
-    Ok(ExitCode::SUCCESS)
+    report(&out, args.json.as_deref(), &json!({ "folder": parent, "loads": all }))
 }
 
 fn caller() -> Caller {

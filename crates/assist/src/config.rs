@@ -34,11 +34,11 @@ mod tests;
 mod warnings;
 
 pub use entry::{BLOCK_SIZE_BYTES_MAX, BLOCK_SIZE_BYTES_MIN, BackendChoice, CACHE_BLOCKS_MAX, Entry};
-pub use limits::{Budget, DeviceCost, Limits, StandDown};
+pub use limits::{Budget, DeviceCost, Learn, Limits, StandDown};
 pub use load::{ConfigError, Hints};
 pub use lookup::{Lookup, Monitored};
 pub use named::Named;
 pub use paths::Paths;
-pub(crate) use paths::Questions;
+pub(crate) use paths::{MountPoints, Questions};
 pub use region::{Movement, ReadAhead, Region};
 pub use warnings::Warning;

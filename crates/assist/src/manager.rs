@@ -10,6 +10,7 @@
 
 mod client;
 mod files;
+mod lessons;
 mod lull;
 mod memory;
 mod pool;
@@ -21,6 +22,7 @@ mod sink;
 mod socket;
 mod users;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -88,8 +90,23 @@ pub struct Asked<'a> {
     pub program: &'a str,
 }
 
-/// What is known of a program's kinds of files.
-pub type KindsOf = Arc<dyn Fn(&Asked<'_>) -> Vec<Kind> + Send + Sync>;
+/// What is known of a program.
+#[derive(Clone, Default)]
+pub struct Known {
+    /// What it reads of kinds of files.
+    pub kinds: Vec<Kind>,
+    /// From how many runs of it was learnt.
+    pub runs: u64,
+    /// Takes runs of it that something can be learnt from; `None` where nothing would be kept.
+    pub keep: Option<Keep>,
+}
+
+/// Takes the trace of a run, to have it learnt from; false where there are too many. It is called by the manager's thread, and must not
+/// wait.
+pub type Keep = Arc<dyn Fn(File) -> bool + Send + Sync>;
+
+/// What is known of programs.
+pub type KnownOf = Arc<dyn Fn(&Asked<'_>) -> Known + Send + Sync>;
 
 /// What a manager is to do.
 pub struct Options {
@@ -109,9 +126,10 @@ pub struct Options {
     pub backends: Backends,
     /// The name of the program that is started, where it cannot be asked of the process that reads.
     pub program: Option<String>,
-    /// What a program reads of kinds of files, for files without a plan. Called beside the manager's thread, for one user one
-    /// call after the other: one that takes long delays that user's programs, by two seconds at most.
-    pub kinds: Option<KindsOf>,
+    /// What is known of a program: what it reads of kinds of files, for files without a plan, and where runs of it are kept. Called
+    /// beside the manager's thread, for one user one call after the other: one that takes long delays that user's programs, by two
+    /// seconds at most.
+    pub known: Option<KnownOf>,
 }
 
 impl Options {
@@ -126,7 +144,7 @@ impl Options {
             workers: 8,
             backends: Backends::default(),
             program: None,
-            kinds: None,
+            known: None,
         }
     }
 

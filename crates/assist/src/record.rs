@@ -27,24 +27,41 @@ pub struct TraceSink {
     origins: HashMap<(u32, u32, Arc<str>), OriginId>,
 }
 
+/// Of a trace that begins now.
+fn header(command: &str) -> Header {
+    let unix_ns = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok();
+    Header {
+        clock_unix_ns: unix_ns.and_then(|d| u64::try_from(d.as_nanos()).ok()),
+        host: host_name(),
+        source: format!("impresario {} {SOURCE}", env!("CARGO_PKG_VERSION")),
+        command: command.into(),
+        ..Header::default()
+    }
+}
+
 impl TraceSink {
     /// A new trace at `path`; a file that is there is left alone, with an error. `command` is told to its readers.
     pub fn create(path: &Path, command: &str) -> Result<TraceSink, TraceError> {
-        let unix_ns = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok();
-        let header = Header {
-            clock_unix_ns: unix_ns.and_then(|d| u64::try_from(d.as_nanos()).ok()),
-            host: host_name(),
-            source: format!("impresario {} {SOURCE}", env!("CARGO_PKG_VERSION")),
-            command: command.into(),
-            ..Header::default()
-        };
-        let writer = Writer::create(path, &header)?;
-        Ok(TraceSink {
+        Ok(TraceSink::by(Writer::create(path, &header(command))?))
+    }
+
+    /// A new trace in an empty file, which errors call `name`. It ends with an error at about `limit_bytes`, one block more at most.
+    pub fn into_file(file: File, name: &Path, command: &str, limit_bytes: u64) -> Result<TraceSink, TraceError> {
+        Ok(TraceSink::by(Writer::new(file, name, &header(command))?.limited(limit_bytes)))
+    }
+
+    fn by(writer: Writer<File>) -> TraceSink {
+        TraceSink {
             writer: Some(writer),
             zero_ns: impresario_ring::now_ns(),
             files: HashMap::new(),
             origins: HashMap::new(),
-        })
+        }
+    }
+
+    /// Bytes that were written so far.
+    pub fn written_bytes(&self) -> u64 {
+        self.writer.as_ref().map_or(0, Writer::written_bytes)
     }
 
     fn push(&mut self, number: u64, thread: u32, record: impl FnOnce(FileId, OriginId) -> Record) -> io::Result<()> {

@@ -111,6 +111,21 @@ impl FileReport {
     }
 }
 
+/// What became of runs that a manager recorded to learn from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Lessons {
+    /// Handed over, to be learnt from.
+    pub taken: u64,
+    /// Not handed over: they were too long, or there was no room for them, or too many came in an hour.
+    pub left_out: u64,
+}
+
+impl Lessons {
+    fn is_none(&self) -> bool {
+        *self == Lessons::default()
+    }
+}
+
 /// What the manager did, in all.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
@@ -143,6 +158,9 @@ pub struct Report {
     /// Bytes brought in of files that programs were about to open, as they went through folders.
     #[serde(default)]
     pub siblings_bytes: u64,
+    /// Runs that something was to be learnt from.
+    #[serde(default, skip_serializing_if = "Lessons::is_none")]
+    pub lessons: Lessons,
     /// Bytes brought in and not yet released, now.
     pub held_bytes: u64,
     /// The budget of the node, in bytes.
@@ -263,6 +281,10 @@ impl fmt::Display for Report {
             show_bytes(self.budget_bytes as f64),
             self.dropped_accesses
         )?;
+        if !self.lessons.is_none() {
+            let Lessons { taken, left_out } = self.lessons;
+            writeln!(f, "{taken} runs recorded to learn from, {left_out} left out")?;
+        }
         let mut unhinted = FileReport::default();
         let (mut shown, mut left_out) = (0, 0);
         for file in &self.files {

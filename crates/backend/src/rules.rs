@@ -101,16 +101,45 @@ pub(crate) fn new_node<'a>(caller: &Caller, what: Make<'a>) -> Result<New<'a>> {
     })
 }
 
-/// What is left of a node's mode after a change of its attributes; `None`: all. Said of attributes that were asked for just now.
-pub(crate) fn mode_after(set: &SetAttr, attr: impl FnOnce() -> Result<Attr>) -> Result<Option<u32>> {
+/// Changes the mode of a node as `set` says, by `set_mode` and, see [`take_bits`], `at_once`, which need not check whether the caller may.
+/// `attr` asks for its attributes.
+pub(crate) fn change_mode(
+    caller: &Caller,
+    set: &SetAttr,
+    attr: impl Fn() -> Result<Attr>,
+    at_once: impl FnOnce() -> Result<()>,
+    set_mode: impl FnOnce(u32) -> Result<()>,
+) -> Result<()> {
     if set.takes == 0 {
-        return Ok(set.mode);
+        return set.mode.map_or(Ok(()), set_mode);
     }
-    let attr = attr()?;
-    if attr.kind != Kind::File || set.mode.is_some() {
-        return Err(Errno(libc::EINVAL));
+    let left = || match attr()? {
+        attr if attr.kind == Kind::File && set.mode.is_none() => Ok(set_id::without(attr.mode, set.takes)),
+        _ => Err(Errno(libc::EINVAL)),
+    };
+    let at_once = || match set.takes & 0o6000 != 0 && (caller.uid == 0 || caller.uid == attr()?.uid) {
+        true => at_once(),
+        false => Err(Errno(libc::EPERM)),
+    };
+    take_bits(left, at_once, set_mode)
+}
+
+/// Takes permission bits of a file. `left` asks for its mode, and says what of it is left without them; `None`: it has none of them.
+/// `at_once` has the server take set-user-id and set-group-id in one step, so that rights that the owner sets at this moment stay, and
+/// may fail or take less: what it leaves is taken by setting what is left.
+pub(crate) fn take_bits(
+    left: impl Fn() -> Result<Option<u32>>,
+    at_once: impl FnOnce() -> Result<()>,
+    set_mode: impl FnOnce(u32) -> Result<()>,
+) -> Result<()> {
+    let Some(mut mode) = left()? else { return Ok(()) };
+    // Not where one of them stays: servers take both.
+    if mode & 0o6000 == 0 {
+        let _ = at_once(); // what comes of it is looked at
+        let Some(now) = left()? else { return Ok(()) };
+        mode = now;
     }
-    Ok(set_id::without(attr.mode, set.takes))
+    set_mode(mode)
 }
 
 /// The mode that a file has before this caller changes its bytes, where it loses set-user-id or set-group-id by that.

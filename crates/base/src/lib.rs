@@ -2,7 +2,10 @@
 
 pub mod at_once;
 pub mod complaints;
+pub mod dirtying;
 pub mod durable;
+pub mod fnv;
+pub mod folders;
 pub mod generations;
 pub mod glob;
 pub mod histogram;

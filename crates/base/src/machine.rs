@@ -100,8 +100,7 @@ pub fn random_number() -> io::Result<u64> {
 
 /// A number of the machine's present boot, drawn from the kernel's `boot_id`.
 pub fn boot() -> io::Result<u64> {
-    let id = std::fs::read("/proc/sys/kernel/random/boot_id")?;
-    Ok(id.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)))
+    std::fs::read("/proc/sys/kernel/random/boot_id").map(|id| crate::fnv::hash(&id))
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 mod compare;
 mod daemon;
-mod known;
+pub mod known;
 pub mod launch;
 mod learn;
+mod lessons;
 pub mod library;
 mod nodes;
 mod plan;
@@ -59,9 +60,8 @@ pub enum Start {
     ThroughSsh(nodes::ThroughSsh),
     #[command(hide = true)]
     OnNode(nodes::OnNode),
-    /// Learn from a run whose trace is on standard input
     #[command(hide = true)]
-    Remember,
+    Remember(learn::Remember),
 }
 
 pub fn run(command: Command) -> Result<ExitCode> {
@@ -88,7 +88,7 @@ pub fn start(command: Start) -> Result<ExitCode> {
         Start::Run(args) => run::run(args),
         Start::ThroughSsh(args) => nodes::through_ssh(args),
         Start::OnNode(args) => nodes::on_node(args),
-        Start::Remember => learn::remember(),
+        Start::Remember(args) => learn::remember(args),
     }
 }
 

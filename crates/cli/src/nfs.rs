@@ -1,7 +1,9 @@
 //! `impresario nfs`: folders and file systems, offered over NFS version 3 with scheduling.
 
+use std::fs::File;
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,11 +12,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use impresario_assist::learn::open_shared_folder;
 use impresario_base::machine::path_of;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
 use impresario_config::{Nfs, NfsExport, Squash, Tree, TreeBackend, read_table};
 use impresario_metrics::Endpoint;
-use impresario_nfs::{ExportSettings, HandleKey, Reopen, Rules, Running, Settings};
+use impresario_nfs::{ExportSettings, HandleKey, Listening, Reopen, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
 use impresario_server::file_system::{self, FileSystem};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
@@ -254,8 +257,10 @@ fn with_file_systems(
 }
 
 fn start(nfs: &Nfs) -> anyhow::Result<(Running, Vec<Opened>)> {
-    let key_file = nfs.key_file.clone().map_or_else(default_key_file, Ok)?;
-    let key = HandleKey::load(&key_file)?;
+    let key = handle_key(nfs)?;
+    let addresses = nfs.listen.iter().map(|address| address.parse()).collect::<Result<Vec<_>, _>>()?;
+    // First: opening a tree of CephFS ends the session of the server that has these addresses.
+    let listen = Listening::bind(&addresses).map_err(anyhow::Error::msg)?;
     let opened = open_all(nfs)?;
     let exports = nfs.export.iter().zip(&opened).map(|(export, Opened { tree, system })| {
         Ok(ExportSettings {
@@ -272,7 +277,7 @@ fn start(nfs: &Nfs) -> anyhow::Result<(Running, Vec<Opened>)> {
         })
     });
     let settings = Settings {
-        listen: nfs.listen.iter().map(|address| address.parse()).collect::<Result<_, _>>()?,
+        listen,
         exports: exports.collect::<anyhow::Result<_>>()?,
         key,
         policy: read_table(&nfs.policy).map_err(anyhow::Error::msg)?,
@@ -289,10 +294,36 @@ fn start(nfs: &Nfs) -> anyhow::Result<(Running, Vec<Opened>)> {
     Ok((impresario_nfs::start(settings).map_err(anyhow::Error::msg)?, opened))
 }
 
+/// Where root's key lies unless configured.
+const KEY_FILE_OF_ROOT: &str = "/var/lib/impresario-nfs/nfs.key";
+/// And where earlier releases kept it: in the folder of the servers' user, who could put something else there.
+const KEY_FILE_OF_ROOT_BEFORE: &str = "/var/lib/impresario/nfs.key";
+
+/// The secret of handles. Where root keeps it, no other user may be able to put something else in the place of its file; the folders
+/// of other users are their own affair.
+fn handle_key(nfs: &Nfs) -> anyhow::Result<HandleKey> {
+    let file = nfs.key_file.clone().map_or_else(default_key_file, Ok)?;
+    let file = std::path::absolute(&file).with_context(|| format!("the key file {}", file.display()))?;
+    let parent = file.parent().context("the key file must lie in a folder")?;
+    let folder = match rustix::process::geteuid().is_root() {
+        true => open_shared_folder(parent, true).map_err(anyhow::Error::msg),
+        false => std::fs::create_dir_all(parent).and_then(|()| File::open(parent)).map(Into::into).map_err(Into::into),
+    };
+    let folder: OwnedFd = folder.with_context(|| format!("the folder of the key file {}", file.display()))?;
+    if file == Path::new(KEY_FILE_OF_ROOT)
+        && !file.exists()
+        && let Some(key) = HandleKey::take_over(Path::new(KEY_FILE_OF_ROOT_BEFORE), &folder, &file)
+    {
+        tracing::info!(from = KEY_FILE_OF_ROOT_BEFORE, to = KEY_FILE_OF_ROOT, "the key of handles has moved");
+        return Ok(key);
+    }
+    Ok(HandleKey::load(folder, &file)?)
+}
+
 /// Where the secret of handles lies unless configured: in the system's state folder for root, else in the user's.
 fn default_key_file() -> anyhow::Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Ok("/var/lib/impresario/nfs.key".into());
+        return Ok(KEY_FILE_OF_ROOT.into());
     }
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state"));
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);

@@ -1,17 +1,18 @@
 //! `impresario policy`: lists policies, shows the current ones, and switches them on running servers.
 
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use impresario_base::at_once;
+use impresario_base::{at_once, folders};
 use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
-use impresario_sched::{Op, PolicySpec, Who, policy};
+use impresario_sched::{Does, Naming, Op, PolicySpec, Who, policy};
 use impresario_toml::nearest;
 use serde_json::{Value, json};
 
@@ -54,9 +55,12 @@ pub enum Command {
         /// The file by its key
         #[arg(long, default_value_t = 0)]
         file: u64,
-        /// The operation of the requests
-        #[arg(long, default_value = "read", value_parser = ["read", "write"])]
+        /// The operation of the requests, or at the metadata server what they do to names
+        #[arg(long, default_value = "read", value_parser = Does::ALL.map(|(word, _)| word))]
         op: String,
+        /// The path of their file, from the root of the cluster's files
+        #[arg(long, default_value = "")]
+        path: PathBuf,
     },
     /// Switch the policy of running servers, without stopping them
     ///
@@ -65,7 +69,8 @@ pub enum Command {
     /// changed: after a restart the server uses the policy in that file.
     #[command(after_long_help = "Examples:
   impresario policy set cluster/impresario.toml --server io.1 twins window_us=1000
-  impresario policy set cluster/impresario.toml --all-data fifo")]
+  impresario policy set cluster/impresario.toml --all-data fifo
+  impresario policy set cluster/impresario.toml --server meta tbf rules='u: op=create|remove {requests_per_s=500, each=user}'")]
     Set {
         #[command(flatten)]
         which: Which,
@@ -100,11 +105,13 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { policy, json } => list(policy.as_deref(), json),
         Command::Show { config, json } => show(&load(&config)?, json),
-        Command::Explain { which, job, user, client, file, op } => {
+        Command::Explain { which, job, user, client, file, op, path } => {
             let config = load(&which.config)?;
-            let servers = chosen(&config, &which)?;
-            let op = if op == "write" { Op::Write } else { Op::Read };
-            explain(&config, &servers, &Who { job, user: u64::from(user), client, file, op })
+            let servers = chosen(&config, &which, true)?;
+            let folders = folders::of(path.as_os_str().as_bytes());
+            let (op, call) = Does::named(&op).unwrap_or(Does::Data(Op::Read)).parts();
+            let naming = Naming { call, folders };
+            explain(&config, &servers, &Who { job, user: u64::from(user), client, file, op, naming })
         }
         Command::Set { which, policy, params } => {
             let config = load(&which.config)?;
@@ -112,7 +119,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let spec = spec.map_err(|e| usage(e.to_string()))?;
             // A decision table is named as a file, and sent as text.
             let spec = impresario_config::read_table(&spec).map_err(usage)?;
-            let servers = chosen(&config, &which)?;
+            let servers = chosen(&config, &which, true)?;
             set(&config, &servers, &spec)
         }
     }
@@ -159,7 +166,8 @@ fn list(only: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
 
 fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
     let states = status::ask_all(config);
-    let schedulers: Vec<_> = states.iter().filter(|s| s.role != "meta").collect();
+    // A metadata server that limits nothing says nothing of it.
+    let schedulers: Vec<_> = states.iter().filter(|s| s.role != "meta" || s.policy().is_some()).collect();
     if as_json {
         let all = schedulers.iter().map(|s| json!({"name": s.name, "policy": s.policy(), "error": s.error()}));
         let all: Vec<Value> = all.collect();
@@ -172,12 +180,12 @@ fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))
 }
 
-/// The servers that are named; at least one.
-pub fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Server<'a>>> {
+/// The servers that are named; at least one. The metadata server is among them only where that is said and it is named.
+pub fn chosen<'a>(config: &'a Config, which: &Which, may_be_meta: bool) -> anyhow::Result<Vec<Server<'a>>> {
     let mut servers = Vec::new();
     for name in &which.server {
         match config.server(name).map_err(usage)? {
-            Server::Meta(_) => {
+            Server::Meta(_) if !may_be_meta => {
                 return Err(usage("the metadata server does not schedule; name a data server or an I/O node"));
             }
             server => servers.push(server),
@@ -211,7 +219,11 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
     // Changes nothing anywhere if a refusal by one server is foreseeable.
     for server in servers {
         let lanes = if matches!(server, Server::Io(..)) { config.lanes() } else { 1 };
-        policy::check(spec, lanes).map_err(|e| usage(format!("{}: {e}", server.name())))?;
+        let checked = match server {
+            Server::Meta(_) => policy::check_for_names(spec),
+            _ => policy::check(spec, lanes),
+        };
+        checked.map_err(|e| usage(format!("{}: {e}", server.name())))?;
     }
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
     let access = Access::of(config, KeyRole::Admin);

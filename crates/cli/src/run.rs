@@ -1,5 +1,7 @@
 //! `impresario run`: a program with a cluster's files under a prefix, on a machine without FUSE or root.
 
+mod guided;
+
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -46,6 +48,9 @@ pub struct Args {
     /// Path to the data: auto (as the configuration allocates I/O nodes), direct (bypassing them), or an I/O node's name
     #[arg(long, default_value = "auto")]
     via: String,
+    /// Do not foresee what the program reads: the data servers are told only what it says itself
+    #[arg(long)]
+    unguided: bool,
     /// The program and its arguments
     #[arg(last = true, required = true)]
     program: Vec<OsString>,
@@ -72,7 +77,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     client.follow(&config);
     // The agent has a descriptor for each open file of all programs.
     let files_limit = raise_file_limit(0).before;
-    let agent = Agent::start(client, &at)?;
+    let agent = Agent::start(client, &at, (!args.unguided).then(|| Box::new(guided::Guided::new()) as _))?;
     let mut preload = library.to_preload();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");

@@ -194,7 +194,7 @@ fn ask(which: &Which, of: impl Fn(&Access, &str, Duration) -> Result<String, Cli
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
     let mut failed = false;
     let access = Access::of(&config, KeyRole::Admin);
-    for server in chosen(&config, which)? {
+    for server in chosen(&config, which, false)? {
         match of(&access, server.address(), timeout) {
             Ok(text) => print(format!("{}: {text}\n", server.name())).map(drop)?,
             Err(error) => {

@@ -34,6 +34,8 @@ mod reports;
 #[cfg(target_arch = "x86_64")]
 #[path = "assist/rings.rs"]
 mod rings;
+#[path = "assist/runtimes.rs"]
+mod runtimes;
 #[path = "assist/selftest.rs"]
 mod selftest;
 #[path = "assist/start.rs"]

@@ -128,7 +128,8 @@ fn policies_that_cannot_be_are_refused_before_anything_changes() {
         (&["--server", "data.0", "twins"], "one lane"),
         (&["--server", "io.0", "twins", "window_us=0"], "window_us"),
         (&["--server", "io.0", "twins", "window_us"], "write key=value"),
-        (&["--server", "meta", "fifo"], "does not schedule"),
+        (&["--server", "meta", "fifo"], "tbf and none only"),
+        (&["--server", "meta", "tbf", "rules=a: * {bytes_per_s=1}"], "must have requests_per_s"),
         (&["fifo"], "no server is named"),
         (&["--server", "io.7", "fifo"], "no server is named io.7"),
     ] {

@@ -256,3 +256,32 @@ fn a_mount_locks_files_beside_a_lock_that_waits_for_a_read_of_a_stopped_server()
         ],
     );
 }
+
+/// A window that nobody can use would be lost to the others, on every I/O node: they agree that there is none.
+#[test]
+fn io_nodes_take_no_turns_at_a_server_that_hangs() {
+    let mut cluster = Cluster::start(2, 2, |config| {
+        config.cluster.request_timeout_ms = 60_000;
+        let twins = impresario_sched::PolicySpec::named("twins").with("window_us", 1000);
+        config.io.iter_mut().for_each(|io| io.policy = twins.clone());
+    });
+    let files: Vec<_> = (0..CALLERS)
+        .map(|n| client(&cluster.config, n as u64).create(format!("waits.{n}"), on(1, 1)).unwrap())
+        .collect();
+    let absent = |cluster: &Cluster, node: &str| cluster.state(node)["turns"]["absent_lanes"].clone();
+    let agree = |cluster: &Cluster, lanes: serde_json::Value| {
+        ["io.0", "io.1"].iter().all(|node| absent(cluster, node) == lanes)
+    };
+    impresario_testing::until("both have turns for both", || agree(&cluster, serde_json::json!([])));
+    std::thread::scope(|scope| {
+        let stopped = Stopped::stop(&mut cluster, "data.1");
+        for (n, file) in files.iter().enumerate() {
+            scope.spawn(move || assert_eq!(file.write_at(&pattern(n as u64, 0, 0, BLOCK), 0).unwrap(), BLOCK));
+        }
+        impresario_testing::until("neither has turns for the one that hangs", || {
+            agree(&cluster, serde_json::json!([1]))
+        });
+        drop(stopped);
+    });
+    impresario_testing::until("it has turns again", || agree(&cluster, serde_json::json!([])));
+}

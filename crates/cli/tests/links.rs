@@ -212,7 +212,14 @@ fn all_is_done_once(data: usize, io: usize) {
     let appends = begin(&bed, 20..22, append);
     blocks.iter().for_each(|(_, worker)| worker.goes_on(10));
     names.iter().for_each(|(_, worker)| worker.goes_on(3));
-    let troubles = bed.trouble(Duration::from_secs(seconds), &mut Random::new(seed));
+    let mut random = Random::new(seed);
+    let mut troubles = bed.trouble(Duration::from_secs(seconds), &mut random);
+    // By chance nothing was under way where a link held something back.
+    for _ in 0..5 {
+        if bed.late_bytes() == 0 {
+            troubles += bed.trouble(Duration::from_secs(seconds.min(8)), &mut random);
+        }
+    }
     blocks.iter().for_each(|(_, worker)| worker.goes_on(1));
     let reader = client(&bed.cluster.config, 99);
     for (w, worker) in blocks {

@@ -149,6 +149,9 @@ fn synchronous_writes_reach_the_device() {
                 let written = unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, 0, write_flags) };
                 assert_eq!(written, 512, "{flags:o} {write_flags:x}: {}", std::io::Error::last_os_error());
             }
+            // They are counted when they have been answered.
+            let what = format!("{more:?}, flags {flags:o} and {write_flags:x}: 5 syncs");
+            until(what, || !are_synced || syncs() >= before + 5);
             let made = syncs() - before;
             if (made >= 5) != are_synced || (made > 0) != are_synced {
                 wrong.push(format!("{more:?}, flags {flags:o} and {write_flags:x}: {made} syncs"));

@@ -389,6 +389,17 @@ fn a_configuration_file_says_the_same_and_mistakes_are_named() {
     assert!(ran.code == 2 && ran.err.contains("10.1/8"), "{ran:?}");
 }
 
+/// A tree that is opened is taken from the server that has it where the file system lets one identity have one session.
+#[test]
+fn a_second_start_hears_that_its_address_is_taken_before_it_opens_a_tree() {
+    let served = served(&[]);
+    let nowhere = served.folder.with_file_name("nowhere").display().to_string();
+    let (listen, key) = (served.address().to_string(), served.folder.with_file_name("key").display().to_string());
+    let ran = run(["nfs", "--export", &nowhere, "--listen", &listen, "--key-file", &key]);
+    let told = ran.err.contains(&format!("cannot listen on {listen}"));
+    assert!(ran.code == 1 && told && !ran.err.contains("nowhere"), "{ran:?}");
+}
+
 /// Ten lines a second would fill the disk of a log while nobody looks.
 #[test]
 fn a_server_without_descriptors_says_so_once_and_serves_again_with_some() {
@@ -463,6 +474,9 @@ fn exported_without_a_mount(tree: &str) -> bool {
     let file = client.create(&sub, "of-1234", &set).unwrap();
     assert_eq!(client.write(&file, 0, b"mine", Stability::File).unwrap().0, Stability::File);
     let (how, verifier) = client.write(&file, 4, b" too", Stability::Unstable).unwrap();
+    // A second start, by mistake, takes nothing from the server that runs.
+    let ran = run(["nfs".as_ref(), all.path().join("nfs.toml").as_os_str()]);
+    assert!(ran.code == 1 && ran.err.contains("cannot listen on"), "{ran:?}");
     assert_eq!((how, client.commit(&file).unwrap()), (Stability::Unstable, verifier));
     let attr = client.attr(&file).unwrap();
     assert_eq!((attr.uid, attr.gid, attr.size_bytes), (1234, 567, 8));
@@ -533,6 +547,29 @@ fn clients_write_again_what_a_brick_may_have_lost() {
     let c = client.create(&root, "c", &SetAttr::default()).unwrap();
     let (_, written) = client.write(&c, 0, b"bytes", Stability::Unstable).unwrap();
     assert_eq!(client.commit(&c).unwrap(), written);
+}
+
+/// A user who owns the folder of root's key, as the servers' user owned it, could have root write or read elsewhere.
+#[test]
+fn roots_key_lies_where_no_other_user_can_put_something_else() {
+    if !require("root") {
+        return;
+    }
+    let all = tempfile::tempdir().unwrap();
+    let (data, theirs, secret) = (all.path().join("data"), all.path().join("theirs"), all.path().join("secret"));
+    std::fs::create_dir(&data).unwrap();
+    std::fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::symlink(&secret, theirs.join("key")).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).unwrap();
+    let ran = std::process::Command::new(crate::support::IMPRESARIO)
+        .args(["nfs", "--export", &format!("{}:/data", data.display()), "--any-port"])
+        .args(["--listen", &format!("127.0.0.1:{}", free_ports(1)[0])])
+        .args(["--key-file", theirs.join("key").to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && said.contains("theirs belongs to user 65534"), "{said}");
+    assert!(!secret.exists());
 }
 
 /// Through a mount of the striped store: the way for clients that have nothing but NFS.

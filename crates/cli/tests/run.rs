@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use impresario_config::Config;
+use impresario_device::DeviceParams;
+
 use crate::library;
 use crate::support::{self, Cluster, IMPRESARIO, Ran, pattern, run_command};
 
@@ -895,4 +898,130 @@ fn mistakes_are_named() {
     assert!(ran.code == 1 && ran.err.contains("statically linked") && ran.err.contains("impresario mount"), "{ran:?}");
     let ran = under(&cluster, &["sh", "-c", "exit 7"]);
     assert_eq!(ran.code, 7, "{ran:?}");
+}
+
+/// A number of the data servers' hints, over all of them.
+fn hints(cluster: &Cluster, what: &str) -> u64 {
+    let of = |i: usize| cluster.state(&format!("data.{i}"))["read_ahead"]["hints"][what].as_u64().unwrap_or(0);
+    (0..cluster.config.data.len()).map(of).sum()
+}
+
+/// A cluster with a file of the cluster's, the bytes of which its servers can read ahead.
+fn with_file(
+    data: usize,
+    io: usize,
+    name: &str,
+    len: usize,
+    change: impl FnOnce(&mut Config),
+) -> Option<(Cluster, Vec<u8>)> {
+    if !impresario_testing::require("python3") {
+        return None;
+    }
+    let cluster = Cluster::start(data, io, change);
+    if cluster.state("data.0")["store"]["in_memory"] == true {
+        impresario_testing::skip("disk", "a store in memory reads nothing ahead");
+        return None;
+    }
+    let bytes = pattern(1, 1, 0, len);
+    support::write_file(&support::client(&cluster.config, 1), name, &bytes);
+    Some((cluster, bytes))
+}
+
+#[test]
+fn advice_of_programs_reaches_the_data_servers() {
+    for io_nodes in [0, 1] {
+        let Some((cluster, _)) = with_file(2, io_nodes, "input", 16 << 20, |_| {}) else { return };
+        let advised = |script: &str| {
+            let script = format!(
+                "import ctypes, os\nfd = os.open('{AT}/input', os.O_RDONLY)\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+                 ahead = lambda at, n: libc.readahead(fd, ctypes.c_long(at), ctypes.c_size_t(n))\n{script}"
+            );
+            let ran = under(&cluster, &["python3", "-c", &script]);
+            assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{ran:?}");
+        };
+        advised(
+            "for advice in os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_DONTNEED, os.POSIX_FADV_RANDOM:\n    \
+             os.posix_fadvise(fd, 0, 0, advice)\nassert ahead(0, 0) == 0",
+        );
+        assert_eq!(hints(&cluster, "hinted_bytes"), 0);
+        // Hints are passed on beside the program, which may end before they are.
+        let waits = "import time; time.sleep(0.05)\n".repeat(2);
+        advised(&format!("os.posix_fadvise(fd, 1 << 20, 1 << 20, os.POSIX_FADV_WILLNEED)\n{waits}"));
+        impresario_testing::until("the advice is there", || hints(&cluster, "hinted_bytes") == 1 << 20);
+        advised(&format!("assert ahead(4 << 20, 2 << 20) == 0\n{waits}"));
+        impresario_testing::until("what is read ahead is there", || hints(&cluster, "hinted_bytes") == 3 << 20);
+        advised(&format!("os.posix_fadvise(fd, 8 << 20, 0, os.POSIX_FADV_WILLNEED)\n{waits}"));
+        impresario_testing::until("all of the rest is there", || hints(&cluster, "hinted_bytes") == 11 << 20);
+    }
+}
+
+/// What a program does with a kind of file is known from files of this machine; one of the cluster is new to it.
+#[test]
+fn what_was_learnt_of_a_kind_is_asked_for_as_a_program_opens_a_file_of_it() {
+    let Some((cluster, _)) = with_file(2, 1, "wednesday.kind", 16 << 20, |_| {}) else { return };
+    let (learnt, work) = (cluster.dir.path().join("learnt"), cluster.dir.path().join("work"));
+    std::fs::create_dir_all(&work).unwrap();
+    let program = work.join("analysis.py");
+    let reads = "import os, sys, time\nfd = os.open(sys.argv[1], os.O_RDONLY)\n\
+        for at in range(0, os.fstat(fd).st_size, 1 << 20) if len(sys.argv) < 3 else []:\n    os.pread(fd, 65536, at)\n\
+        time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)\n";
+    std::fs::write(&program, reads).unwrap();
+    let program = program.to_str().unwrap();
+    // Of two lengths, or what is learnt holds for one of them only. What they begin with is what they have in common.
+    for (day, len) in [("monday", 12 << 20), ("tuesday", 10 << 20)] {
+        let (file, trace) = (work.join(format!("{day}.kind")), work.join(format!("{day}.imt")));
+        std::fs::write(&file, pattern(1, 1, 0, len)).unwrap();
+        let mut record = Command::new(IMPRESARIO);
+        record.args(["assist", "record", "-o"]).arg(&trace).args(["--", "python3", program]).arg(&file);
+        let ran = run_command(record.env("IMPRESARIO_ASSIST_LIBRARY", library::library()));
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    let mut learn = Command::new(IMPRESARIO);
+    learn.args(["assist", "learn"]).args(["monday", "tuesday"].map(|day| work.join(format!("{day}.imt"))));
+    let ran = run_command(learn.env("XDG_DATA_HOME", &learnt));
+    assert!(ran.code == 0 && ran.out.contains("*.kind"), "{ran:?}");
+    let opens = |options: &[&str]| {
+        let mut command = Command::new(IMPRESARIO);
+        command.args(["run", "--at", AT]).args(options).arg(&cluster.path);
+        command.args(["--", "python3", program, &format!("{AT}/wednesday.kind"), "0.2"]);
+        command.env("XDG_DATA_HOME", &learnt).env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+        let ran = run_command(&mut command);
+        assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{ran:?}");
+        hints(&cluster, "hinted_bytes")
+    };
+    assert_eq!(opens(&["--unguided"]), 0);
+    // It reads nothing: all that is asked for is by the kind.
+    let mut asked = 0;
+    impresario_testing::until("the kind is known in time", || {
+        asked = opens(&[]);
+        asked > 0
+    });
+    assert!(asked % 65536 == 0 && asked <= 1 << 20, "{asked}");
+}
+
+/// The program says nothing, and nothing is known of it: its reads wait, and show which come next.
+#[test]
+fn a_pattern_of_slow_reads_is_foreseen() {
+    let slow = DeviceParams { interface_bytes_per_s: 4_000_000, ..DeviceParams::default() };
+    let made = with_file(2, 0, "input.dat", 24 << 20, |config| {
+        config.device.insert("slow".into(), slow);
+        config.data.iter_mut().for_each(|data| data.device = Some("slow".into()));
+    });
+    let Some((cluster, bytes)) = made else { return };
+    let script = format!(
+        "import os, hashlib\nfd = os.open('{AT}/input.dat', os.O_RDONLY)\nsum = hashlib.sha256()\n\
+         for at in range(0, 24 << 20, 300000):\n    sum.update(os.pread(fd, 40000, at))\nprint(sum.hexdigest())"
+    );
+    let reads = |options: &[&str]| {
+        let mut command = Command::new(IMPRESARIO);
+        command.args(["run", "--at", AT]).args(options).arg(&cluster.path).args(["--", "python3", "-c", &script]);
+        let ran = run_command(command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()));
+        assert_eq!(ran.code, 0, "{ran:?}");
+        (ran.out, hints(&cluster, "hinted_bytes"))
+    };
+    let (without, none) = reads(&["--unguided"]);
+    let (with, asked) = reads(&[]);
+    assert_eq!((none, with), (0, without));
+    assert!(asked >= 1 << 20, "{asked}");
+    assert!(asked <= bytes.len() as u64, "{asked}");
 }

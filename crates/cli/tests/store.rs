@@ -407,6 +407,8 @@ fn units_start_their_servers_as_often_and_as_long_as_it_takes() {
         says("Unit", "StartLimitIntervalSec=0");
         says("Service", "Restart=on-failure");
         says("Service", "RestartSec=5");
+        // Of the status, `a_mistake_in_the_configuration_has_a_status_of_its_own` says when.
+        says("Service", "RestartPreventExitStatus=2");
         if !is_server {
             continue;
         }
@@ -414,6 +416,40 @@ fn units_start_their_servers_as_often_and_as_long_as_it_takes() {
         let after = section("Unit").lines().find_map(|line| line.strip_prefix("After=")).unwrap();
         assert!(after.split(' ').any(|target| target == "time-sync.target"), "{text}");
     }
+}
+
+/// Units do not start a server again that no restart helps: one whose configuration is wrong, and none else.
+#[test]
+fn a_mistake_in_the_configuration_has_a_status_of_its_own() {
+    let cluster = Cluster::describe(1, 1, |_| {});
+    let serve = |file: &std::path::Path, name: &str| {
+        let ran =
+            std::process::Command::new(support::IMPRESARIO).arg("serve").arg(file).args(["--name", name]).output();
+        ran.unwrap().status.code()
+    };
+    let good = cluster.dir.path().join("impresario.toml");
+    let bad = cluster.dir.path().join("bad.toml");
+    let text = fs::read_to_string(&good).unwrap();
+    fs::write(&bad, format!("{text}\n[meta]\nno_such_key = 1\n")).unwrap();
+    assert_eq!(serve(&bad, "data.0"), Some(2), "a key that there is not");
+    assert_eq!(serve(&good, "data.7"), Some(2), "a server that there is not");
+    assert_eq!(serve(&cluster.dir.path().join("none.toml"), "data.0"), Some(2), "no configuration");
+    // A folder that is not there yet may come with its disk.
+    assert_eq!(serve(&good, "data.0"), Some(1), "no folder");
+    impresario_server::folders::make_all(&cluster.config).unwrap();
+    // And another program may end, which has the port.
+    let _taken = std::net::TcpListener::bind(&cluster.config.data[0].address).unwrap();
+    assert_eq!(serve(&good, "data.0"), Some(1), "a port that is taken");
+    // The advice manager likewise.
+    let daemon = |args: &[&str]| {
+        let ran = std::process::Command::new(support::IMPRESARIO).args(["assist", "daemon"]).args(args).output();
+        ran.unwrap().status.code()
+    };
+    let hints = cluster.dir.path().join("hints.json");
+    fs::write(&hints, "{ \"NoSuchKey\": 1 }").unwrap();
+    assert_eq!(daemon(&["--config", hints.to_str().unwrap()]), Some(2), "hints that make no sense");
+    let socket = cluster.dir.path().join("none/assist.sock");
+    assert_eq!(daemon(&["--socket", socket.to_str().unwrap()]), Some(1), "a folder that may come");
 }
 
 /// The rights of root that a unit leaves its server, as setpriv(1) writes them.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_sched::{Op, PolicySpec, Who};
+use impresario_sched::{PolicySpec, Who};
 use impresario_transport::Access;
 use impresario_wire::{Answer, Call, Role, frame::ANSWER_BODY_MAX_BYTES};
 
@@ -25,18 +25,23 @@ pub fn status(access: &Access, address: &str, timeout: Duration) -> Result<Strin
 
 /// What a server's policy does with such requests, in words.
 pub fn explain(access: &Access, address: &str, who: &Who, timeout: Duration) -> Result<String, ClientError> {
-    let Who { job, user, client, file, op } = *who;
-    let reply =
-        ask(access, address, Call::Explain { job, user: user as u32, client, file, write: op == Op::Write }, timeout)?;
+    let Who { job, user, client, file, naming, .. } = *who;
+    let op = who.does().word().unwrap_or("read").to_string();
+    let reply = ask(
+        access,
+        address,
+        Call::Explain { job, user: user as u32, client, file, op, folders: naming.folders },
+        timeout,
+    )?;
     if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
 }
 
-/// Switches the policy of an I/O node or data server now. A refusal says why and changes nothing.
+/// Switches the policy of a server now. A refusal says why and changes nothing.
 pub fn set_policy(access: &Access, address: &str, policy: &PolicySpec, timeout: Duration) -> Result<(), ClientError> {
     set_policy_at(access, address, policy, 0, timeout)
 }
 
-/// Has an I/O node or data server switch its policy at an instant of shared time, nanoseconds since 1970: servers that are
+/// Has a server switch its policy at an instant of shared time, nanoseconds since 1970: servers that are
 /// given the same instant change together. Returns when the change is certain.
 pub fn set_policy_at(
     access: &Access,

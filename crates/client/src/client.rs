@@ -3,10 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use impresario_base::folders::Folders;
 use impresario_base::lock::{Mutex, RwLock};
 use impresario_config::Config;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange};
+use impresario_wire::{Answer, Attr, Call, FileKey, KeyRole, MetaCall, ObjectInfo, SeekTo, Sought, SpaceChange, Who};
 
 use crate::error::{ClientError, Peer};
 use crate::file::DROP_WAIT_MAX;
@@ -118,13 +119,14 @@ impl Client {
 
     /// Reads from a file's data. Short only at the end of the file; holes are zeros.
     pub fn read(&self, file: FileKey, layout: &Layout, offset: u64, into: &mut [u8]) -> Result<usize, ClientError> {
-        self.read_made(file, layout, 0, offset, into)
+        self.read_made(Folders::default(), file, layout, 0, offset, into)
     }
 
-    /// The same of a file that is known to have the objects `made` ([`ObjectInfo::made`]): that one of them is missing is an
-    /// error, not a hole.
+    /// The same of a file that was opened in these folders, and is known to have the objects `made` ([`ObjectInfo::made`]): that one of
+    /// them is missing is an error, not a hole.
     pub fn read_made(
         &self,
+        folders: Folders,
         file: FileKey,
         layout: &Layout,
         made: u64,
@@ -134,7 +136,7 @@ impl Client {
         let way = self.way();
         let piece_max = match &way.data {
             DataPath::Direct(striped) => {
-                return striped.read(&self.identity.who(), file, layout, made, offset, into);
+                return striped.read(&self.who_in(folders), file, layout, made, offset, into);
             }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
@@ -148,7 +150,7 @@ impl Client {
             let mut at = offset + done as u64;
             let ops = pieces.iter_mut().map(|piece| {
                 let len = piece.iter().map(|p| p.len()).sum::<usize>() as u32;
-                let call = Call::FileRead { who: self.identity.who(), file, layout: *layout, made, offset: at, len };
+                let call = Call::FileRead { who: self.who_in(folders), file, layout: *layout, made, offset: at, len };
                 at += u64::from(len);
                 Op { link: &way.meta, call, payload: &[], into: Some(piece) }
             });
@@ -183,12 +185,13 @@ impl Client {
         extents: &[(u64, usize)],
         into: &mut [u8],
     ) -> Result<Vec<usize>, ClientError> {
-        self.read_list_made(file, layout, 0, extents, into)
+        self.read_list_made(Folders::default(), file, layout, 0, extents, into)
     }
 
     /// As [`Client::read_made`].
     pub(crate) fn read_list_made(
         &self,
+        folders: Folders,
         file: FileKey,
         layout: &Layout,
         made: u64,
@@ -198,7 +201,7 @@ impl Client {
         let way = self.way();
         let piece_max = match &way.data {
             DataPath::Direct(striped) => {
-                return striped.read_list(&self.identity.who(), file, layout, made, extents, into);
+                return striped.read_list(&self.who_in(folders), file, layout, made, extents, into);
             }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
@@ -218,7 +221,7 @@ impl Client {
             let deadline = self.deadline();
             let places: Vec<_> = round.iter().map(|(index, _, len, _)| (*index, *len)).collect();
             let ops = round.iter_mut().map(|(_, offset, len, piece)| {
-                let (who, layout, offset, len) = (self.identity.who(), *layout, *offset, *len as u32);
+                let (who, layout, offset, len) = (self.who_in(folders), *layout, *offset, *len as u32);
                 let call = Call::FileRead { who, file, layout, made, offset, len };
                 Op { link: &way.meta, call, payload: &[], into: Some(piece) }
             });
@@ -240,13 +243,14 @@ impl Client {
 
     /// Writes all bytes into a file's data. When it fails, some of them may have been written.
     pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, bytes: &[u8]) -> Result<usize, ClientError> {
-        let written = self.write_some(file, layout, offset, bytes)?;
+        let written = self.write_some(Folders::default(), file, layout, offset, bytes)?;
         written.error.map_or(Ok(written.bytes), Err)
     }
 
     /// The same; tells how many bytes are good.
     pub(crate) fn write_some(
         &self,
+        folders: Folders,
         file: FileKey,
         layout: &Layout,
         offset: u64,
@@ -254,7 +258,7 @@ impl Client {
     ) -> Result<Written, ClientError> {
         let way = self.way();
         let piece_max = match &way.data {
-            DataPath::Direct(striped) => return striped.write_some(&self.identity.who(), file, layout, offset, bytes),
+            DataPath::Direct(striped) => return striped.write_some(&self.who_in(folders), file, layout, offset, bytes),
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
         check_range(offset, bytes.len())?;
@@ -264,7 +268,7 @@ impl Client {
             let deadline = self.deadline();
             let pieces: Vec<_> = round.chunks(piece_max).map(|piece| [std::io::IoSlice::new(piece)]).collect();
             let ops = pieces.iter().map(|piece| {
-                let call = Call::FileWrite { who: self.identity.who(), file, layout: *layout, offset: at };
+                let call = Call::FileWrite { who: self.who_in(folders), file, layout: *layout, offset: at };
                 at += piece.iter().map(|p| p.len() as u64).sum::<u64>();
                 Op { link: &way.meta, call, payload: piece, into: None }
             });
@@ -333,14 +337,26 @@ impl Client {
 
     /// Tells the data servers that `len` bytes of a file from `offset` on will be read. Returns how many of them are, or are
     /// going to be, in their memory; see [`File::prefetch`](crate::File::prefetch).
-    pub fn prefetch(&self, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, ClientError> {
-        let who = self.identity.who();
+    pub fn prefetch(
+        &self,
+        folders: Folders,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        len: u64,
+    ) -> Result<u64, ClientError> {
+        let who = self.who_in(folders);
         match &self.way().data {
             DataPath::Direct(striped) => striped.prefetch(&who, file, layout, offset, len),
             DataPath::IoNode { .. } => {
                 accepted(&self.io(Call::FilePrefetch { who, file, layout: *layout, offset, len })?)
             }
         }
+    }
+
+    /// The sender of a request for a file that was opened in these folders.
+    fn who_in(&self, folders: Folders) -> Who {
+        Who { folders, ..self.identity.who() }
     }
 
     /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).

@@ -28,6 +28,7 @@ use crate::round;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
 use crate::unattended::{End, KEEPER};
+use crate::watch;
 
 /// A payload from this size on goes straight to its place rather than through the reader's buffer, bytes.
 const LARGE_BYTES: u32 = 32 << 10;
@@ -44,6 +45,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) max_payload_bytes: u32,
     pub(crate) poll: Duration,
     pub(crate) patience: Patience,
+    pub(crate) waits_for_limits: bool,
     pub(crate) vet: Option<&'a Vet>,
     pub(crate) place: Option<&'a ServerPosition>,
     pub(crate) access: &'a Access,
@@ -66,6 +68,10 @@ pub(crate) struct Connection {
     pub(crate) slots: Mutex<State>,
     pub(crate) outgoing: Outgoing,
     is_broken: AtomicBool,
+    /// A frame is being sent that the server does not take.
+    is_clogged: AtomicBool,
+    /// The server has once said that a limit withholds calls: only then anybody looks at what it said last.
+    has_withheld: AtomicBool,
     /// An answer came: the server works.
     pub(crate) proven: AtomicBool,
 }
@@ -95,6 +101,13 @@ pub(crate) enum Outcome {
     Broken(Breakage),
     /// The deadline came first.
     Late,
+}
+
+/// The end of a call that was waited for.
+pub(crate) struct Waited {
+    pub(crate) outcome: Outcome,
+    /// The server said of it that a limit withholds it, so what it took says nothing about the server.
+    pub(crate) was_withheld: bool,
 }
 
 /// A call that is waited for.
@@ -177,9 +190,15 @@ impl Connection {
             patience: greeting.patience,
             next_id: AtomicU64::new(1),
             large: AtomicU32::new(0),
-            slots: Mutex::new(Slots::new(Receiving { reader, current: None }, nanos(Instant::now()))),
+            slots: Mutex::new(Slots::new(
+                Receiving { reader, current: None },
+                nanos(Instant::now()),
+                greeting.waits_for_limits,
+            )),
             outgoing: Outgoing::default(),
             is_broken: AtomicBool::new(false),
+            is_clogged: AtomicBool::new(false),
+            has_withheld: AtomicBool::new(false),
             proven: AtomicBool::new(false),
         })
     }
@@ -202,7 +221,10 @@ impl Connection {
         let id = self.next_id();
         let head = self.encode(id, call, payload_len).map_err(NotStarted::Impossible)?;
         let payload = if payload_len > 0 { payload } else { &[] };
-        let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
+        let turn = match payload_len {
+            0 => None,
+            _ => Some(self.patiently(deadline, |until| self.outgoing.take(until)).ok_or(NotStarted::Late)?),
+        };
         {
             let mut state = self.slots.lock();
             if state.broken.is_some() {
@@ -210,7 +232,11 @@ impl Connection {
             }
             self.enter(&mut state, id, Slot::new(want_bytes, landing, nanos(Instant::now())));
         }
-        let put = turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn);
+        let put = |until| match self.outgoing.put(&head, until) {
+            Put::Late => None,
+            put => Some(put),
+        };
+        let put = turn.map(Put::Turn).or_else(|| self.patiently(deadline, put)).unwrap_or(Put::Late);
         match self.put_on_wire(&head, payload, put, deadline) {
             Ok(()) => Ok(id),
             Err(Unsent::Late) => {
@@ -222,6 +248,27 @@ impl Connection {
                 Err(NotStarted::Sent(broken))
             }
         }
+    }
+
+    /// Tries until the deadline, and beyond it while the server says that limits withhold calls of this connection: it reads no others
+    /// when it has too many of these.
+    fn patiently<T>(&self, deadline: Instant, mut attempt: impl FnMut(Instant) -> Option<T>) -> Option<T> {
+        let (mut until, watch) = (deadline, watch::present());
+        loop {
+            if let Some(done) = attempt(until) {
+                return Some(done);
+            }
+            let is_given_up = watch.as_ref().is_some_and(|watch| watch.is_given_up());
+            until = self.is_withholding().filter(|_| !is_given_up)?.min(Instant::now() + PARK_MAX);
+        }
+    }
+
+    /// The server has said that limits withhold calls of this connection, and its word counts until then.
+    pub(crate) fn is_withholding(&self) -> Option<Instant> {
+        if !self.has_withheld.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.slots.lock().withheld_until.filter(|until| *until > Instant::now())
     }
 
     /// The header and body of a call, with the pass that it takes, if any.
@@ -277,14 +324,16 @@ impl Connection {
     fn send(&self, head: &[u8], payload: &[IoSlice<'_>], deadline: Instant) -> Result<(), TransportError> {
         let frame = OnStream::new(&self.stream, head, payload)?;
         let mut unsent = frame.unsent();
+        let mut clog = None;
         while !unsent.push(&self.stream)? {
+            clog.get_or_insert_with(|| Clog::new(self));
             let now = Instant::now();
-            if now >= deadline {
+            if now >= deadline && self.is_withholding().is_none() {
                 return Err(TransportError::TimedOut);
             }
             round::before_waiting();
             // The thread that receives now may stop at any time; then this one must receive.
-            let until = deadline.min(now + Duration::from_millis(50));
+            let until = now + Duration::from_millis(50);
             let Some(mut receiving) = self.slots.lock().reader.take() else {
                 match self.stream.wait(PollFlags::OUT, until) {
                     Ok(_) | Err(TransportError::TimedOut) => continue,
@@ -309,17 +358,37 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for the answer to a call and takes it off the books. At the deadline the call is abandoned.
-    pub(crate) fn wait(&self, id: u64, deadline: Instant) -> Outcome {
+    /// Waits for the answer to a call and takes it off the books. At the deadline the call is abandoned, unless the server has
+    /// said since that a limit withholds it.
+    pub(crate) fn wait(&self, id: u64, deadline: Instant) -> Waited {
+        self.wait_while(id, deadline, true)
+    }
+
+    /// The same; without `waits_on` it is given up when it is `due` in any case.
+    fn wait_while(&self, id: u64, mut due: Instant, mut waits_on: bool) -> Waited {
+        let mut was_withheld = false;
         let mut state = self.slots.lock();
         loop {
             let now = Instant::now();
+            // Looked at by every wait: else it costs nothing.
+            let may_be_withheld = state.withheld_until.is_some();
+            if waits_on && may_be_withheld && state.slots.get_mut(&id).is_some_and(Slot::revoke) {
+                // Either it is not done at all, or it is under way and ends as others do.
+                (waits_on, due) = (false, now + self.withheld_for());
+                drop(state);
+                self.post(&Call::GiveUp { calls: vec![id] }, now);
+                state = self.slots.lock();
+            }
+            let is_looked_at = waits_on && may_be_withheld;
+            let withheld_until = if is_looked_at { self.withheld_until(&state, id) } else { None };
+            was_withheld |= withheld_until.is_some();
+            let deadline = withheld_until.map_or(due, |until| due.max(until));
             match self.progress(&mut state, id, now, deadline) {
                 Progress::Ended(outcome) => {
                     let successor = state.successor();
                     drop(state);
                     successor.inspect(Thread::unpark);
-                    return outcome;
+                    return Waited { outcome, was_withheld };
                 }
                 Progress::Ping => {
                     drop(state);
@@ -342,6 +411,18 @@ impl Connection {
             state = self.slots.lock();
             state.unpark(id);
         }
+    }
+
+    /// Until when a call is waited for because a limit withholds it, or those for which the server does not read it.
+    fn withheld_until(&self, state: &State, id: u64) -> Option<Instant> {
+        let own = state.slots.get(&id).and_then(|slot| slot.withheld_until);
+        let others = state.withheld_until.filter(|_| self.is_clogged.load(Ordering::Relaxed));
+        own.max(others)
+    }
+
+    /// So long counts a server's word that it withholds a call: it says so several times in it.
+    pub(crate) fn withheld_for(&self) -> Duration {
+        2 * Duration::from_nanos(self.patience.silence.0)
     }
 
     /// How a call without payload has ended, taken off the books; `None`: not yet. Does not wait.
@@ -371,10 +452,13 @@ impl Connection {
 
     /// Gives a call up. Returns when its buffers are no longer written.
     pub(crate) fn abandon(&self, id: u64) {
-        // A wait that is late at once.
-        if self.slots.lock().slots.contains_key(&id) {
-            self.wait(id, Instant::now());
+        let Some(is_withheld) = self.slots.lock().slots.get(&id).map(Slot::is_withheld) else { return };
+        if is_withheld {
+            // Else the server would do it some day.
+            self.post(&Call::GiveUp { calls: vec![id] }, Instant::now());
         }
+        // A wait that is late at once.
+        self.wait_while(id, Instant::now(), false);
     }
 
     /// Takes a call that was not sent off the books; not before its buffers are given back, because a peer may have
@@ -467,8 +551,12 @@ impl Connection {
 
     /// Asks for a sign of life, which every server gives at once: a slow server is not a dead one.
     pub(crate) fn ping(&self, now: Instant) {
-        if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + Duration::from_nanos(self.patience.silence.0 / 2))
-        {
+        self.post(&Call::Status, now);
+    }
+
+    /// Sends a call of whose answer nobody wants to know.
+    pub(crate) fn post(&self, call: &Call, now: Instant) {
+        if let Ok(id) = self.start(call, &[], 0, None, now + Duration::from_nanos(self.patience.silence.0 / 2)) {
             let mut state = self.slots.lock();
             if let Some(slot) = state.slots.get_mut(&id)
                 && slot.done.is_none()
@@ -537,8 +625,15 @@ impl Connection {
             };
             let mut state = self.slots.lock();
             state.silence.heard(nanos(Instant::now()));
-            if matches!((header.id, &answer), (0, Answer::Alive)) {
-                return Ok(None);
+            match (header.id, &answer) {
+                (0, Answer::Alive) => return Ok(None),
+                (0, Answer::Withheld { calls, unread_from }) => {
+                    self.has_withheld.store(true, Ordering::Relaxed);
+                    let is_given_up = state.withhold(calls, *unread_from, Instant::now() + self.withheld_for());
+                    // Whoever waits for a call that is given up is to say so to the server.
+                    return Ok(is_given_up.then_some(KEEPER));
+                }
+                _ => {}
             }
             let Some(slot) = state.slots.get_mut(&header.id).filter(|slot| slot.done.is_none()) else {
                 return Err(match answer {
@@ -690,6 +785,22 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.stream.shut_down();
+    }
+}
+
+/// While it exists, a frame is being sent that the server does not take: what is queued behind it has not left either.
+struct Clog<'a>(&'a Connection);
+
+impl Clog<'_> {
+    fn new(connection: &Connection) -> Clog<'_> {
+        connection.is_clogged.store(true, Ordering::Relaxed);
+        Clog(connection)
+    }
+}
+
+impl Drop for Clog<'_> {
+    fn drop(&mut self) {
+        self.0.is_clogged.store(false, Ordering::Relaxed);
     }
 }
 

@@ -82,6 +82,8 @@ pub enum ClientError {
         peer: Peer,
         /// What ended the connection.
         cause: String,
+        /// A limit had withheld the call until then, so that its time is not up.
+        was_withheld: bool,
     },
     /// The session that the call belongs to has ended; the call was not sent.
     #[error("{peer}: the session has ended and what was open in it is closed")]
@@ -172,6 +174,27 @@ impl ClientError {
         }
     }
 
+    /// What failures have in common of which one line a minute tells enough: kind, server and errno. No file and no text, of which
+    /// there is no end.
+    pub fn sort(&self) -> String {
+        let (kind, peer) = match self {
+            ClientError::Unreachable { server, .. } => ("unreachable", server.as_str()),
+            ClientError::Protocol { peer, .. } => ("protocol", &*peer.name),
+            ClientError::Key { peer, .. } => ("key", &*peer.name),
+            ClientError::Refused { peer, .. } => ("refused", &*peer.name),
+            ClientError::Fault { peer, .. } => ("fault", &*peer.name),
+            ClientError::Lost { peer, .. } => ("lost", &*peer.name),
+            ClientError::SessionEnded { peer } => ("ended", &*peer.name),
+            ClientError::UnsyncedLost { peer, .. } => ("unsynced", &*peer.name),
+            ClientError::ObjectLost { peer, .. } => ("object", &*peer.name),
+            ClientError::Stale { .. } => ("stale", ""),
+            ClientError::LocksLost { .. } => ("locks", ""),
+            ClientError::Invalid { .. } => ("invalid", ""),
+            ClientError::System { .. } => ("system", ""),
+        };
+        format!("{kind} {peer} {}", self.errno())
+    }
+
     /// What an I/O node answers when it could not do a call for this reason: the fault as the server gave it, or
     /// [`Fault::PATH_LOST`] where only the client may repeat the call.
     pub fn to_fault(&self) -> Fault {
@@ -184,5 +207,33 @@ impl ClientError {
 
     pub(crate) fn invalid(what: impl Into<String>) -> ClientError {
         ClientError::Invalid { what: what.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One server's failures must not hide another's from the log, nor may each file have a line.
+    #[test]
+    fn failures_are_of_one_sort_by_kind_server_and_errno() {
+        let peer = |name: &str| Peer { name: name.into(), address: "a:1".into() };
+        let fault = |name, errno, message: &str| {
+            ClientError::Fault { peer: peer(name), fault: Fault { errno, message: message.into() } }.sort()
+        };
+        let lost = |file| ClientError::ObjectLost { peer: peer("data.1"), file: FileKey(file) }.sort();
+        assert_eq!(fault("data.1", libc::EIO, "of one file"), fault("data.1", libc::EIO, "of another"));
+        assert_eq!(lost(1), lost(2));
+        let sorts = [
+            fault("data.1", libc::EIO, ""),
+            fault("data.2", libc::EIO, ""),
+            fault("data.1", libc::ENOSPC, ""),
+            lost(1),
+            ClientError::Lost { peer: peer("data.1"), cause: String::new(), was_withheld: false }.sort(),
+            ClientError::Stale { file: FileKey(1) }.sort(),
+        ];
+        for (n, sort) in sorts.iter().enumerate() {
+            assert!(!sorts[..n].contains(sort), "{sort}");
+        }
     }
 }

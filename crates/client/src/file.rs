@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_base::folders::{self, Folders};
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{
@@ -12,7 +13,7 @@ use impresario_wire::{
 use crate::caller::{Acting, Caller};
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
-use crate::length::Length;
+use crate::length::{Length, Since};
 use crate::striped::{Written, unasked};
 use crate::will_need::Hint;
 
@@ -31,6 +32,8 @@ pub(crate) struct OpenFile {
     client: Arc<Client>,
     number: u64,
     key: FileKey,
+    /// Those in which it was opened: servers whose rules go by folders hear them with every request.
+    folders: Folders,
     layout: Layout,
     /// Its objects that must be there.
     made: u64,
@@ -57,11 +60,13 @@ impl File {
     pub(crate) fn new(client: &Arc<Client>, path: Vec<u8>, write: bool, opened: &Opened, session: u64) -> File {
         let registration = Registration { session, handle: opened.handle, is_closed: false };
         let number = client.opens.number();
+        let folders = folders::of(&path);
         client.opens.paths.insert(number, path);
         let inner = Arc::new(OpenFile {
             client: client.clone(),
             number,
             key: opened.file,
+            folders,
             layout: opened.layout,
             made: opened.made,
             write,
@@ -77,15 +82,15 @@ impl File {
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
-        let OpenFile { client, key, layout, made, .. } = &*self.inner;
-        self.inner.read(|| client.read_made(*key, layout, *made, offset, into))
+        let OpenFile { client, key, folders, layout, made, .. } = &*self.inner;
+        self.inner.read(|| client.read_made(*folders, *key, layout, *made, offset, into))
     }
 
     /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
     /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
     pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
-        let OpenFile { client, key, layout, made, .. } = &*self.inner;
-        self.inner.read(|| client.read_list_made(*key, layout, *made, extents, into))
+        let OpenFile { client, key, folders, layout, made, .. } = &*self.inner;
+        self.inner.read(|| client.read_list_made(*folders, *key, layout, *made, extents, into))
     }
 
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
@@ -110,10 +115,10 @@ impl File {
     fn write_counted(&self, bytes: &[u8], offset: u64) -> Result<Written, ClientError> {
         let deadline = self.inner.client.deadline();
         self.inner.check_writable()?;
-        let OpenFile { client, key, layout, length, losses, .. } = &*self.inner;
+        let OpenFile { client, key, folders, layout, length, losses, .. } = &*self.inner;
         let _entered = client.identity().leases.enter(*key, *losses, deadline)?;
         let (number, written) = length.change(|number| {
-            let written = self.inner.known(|| match client.write_some(*key, layout, offset, bytes)? {
+            let written = self.inner.known(|| match client.write_some(*folders, *key, layout, offset, bytes)? {
                 Written { bytes: 0, error: Some(error) } if error.errno() == libc::EBADF => Err(error),
                 // Whatever the other data servers have taken goes with their objects.
                 Written { error: Some(error), .. } if error.errno() == libc::EIDRM => Err(error),
@@ -129,6 +134,8 @@ impl File {
         if let (Some(ClientError::Fault { .. }), true) = (&written.error, is_answered) {
             self.inner.take_back(number, offset.saturating_add(written.bytes as u64), offset + bytes.len() as u64);
         }
+        // A limit may have withheld the write for longer than that.
+        let deadline = if written.error.is_none() { deadline.max(client.deadline()) } else { deadline };
         self.inner.stay_registered(deadline)?;
         Ok(written)
     }
@@ -156,6 +163,7 @@ impl File {
         self.inner.check_writable()?;
         let OpenFile { client, key, layout, length, losses, .. } = &*self.inner;
         let _entered = client.identity().leases.enter(*key, *losses, deadline)?;
+        length.unsettle();
         length.change(|_| {
             self.inner.known(|| client.change_space(*key, layout, change, (offset, len)))?;
             if change.extends() {
@@ -179,19 +187,53 @@ impl File {
     /// others'. A hint is dropped when many of this client's wait to be passed on. Coherence is not touched: nothing is kept
     /// here.
     pub fn will_need(&self, offset: u64, len: u64) {
-        let (file, layout) = (self.inner.key, self.inner.layout);
-        self.inner.client.hints.push(&self.inner.client, Hint { file, layout, offset, len });
+        let OpenFile { client, key, folders, layout, .. } = &*self.inner;
+        client.hints.push(client, Hint { folders: *folders, file: *key, layout: *layout, offset, len });
     }
 
     /// As [`will_need`](File::will_need), and waits until the data servers have taken the hint (not until they have read).
     /// Returns how many of the bytes are, or are going to be, in their memory: fewer than asked for at the end of the file
     /// and where they have no more room, 0 where they read nothing ahead.
     pub fn prefetch(&self, offset: u64, len: u64) -> Result<u64, ClientError> {
-        self.inner.client.prefetch(self.inner.key, &self.inner.layout, offset, len)
+        let OpenFile { client, key, folders, layout, .. } = &*self.inner;
+        client.prefetch(*folders, *key, layout, offset, len)
     }
 
     /// Makes data, size and attributes durable.
     pub fn sync(&self) -> Result<(), ClientError> {
+        self.sync_objects()?;
+        let OpenFile { length, write, .. } = &*self.inner;
+        let (known, since) = (length.known(), self.since());
+        match self.inner.ask(|handle| MetaCall::Fsync { handle })? {
+            Answer::Done => {}
+            other => return Err(self.inner.unexpected(&other)),
+        }
+        if let (true, Some(since)) = (write, since.filter(|_| since == self.since())) {
+            length.settle(since, known);
+        }
+        Ok(())
+    }
+
+    /// Makes data durable, and what is needed to read them. The metadata server has nothing to do with that while this open only
+    /// writes within the length that the file had at its last [`sync`](File::sync), and this client renames nothing: the names are
+    /// durable since then, and after a crash that server asks the data servers for the size of a file that was open for writing.
+    pub fn sync_data(&self) -> Result<(), ClientError> {
+        match self.since() {
+            Some(since) if self.inner.length.is_settled(since) => self.sync_objects(),
+            _ => self.sync(),
+        }
+    }
+
+    /// What the metadata server knows of the open file counts since then; `None`: it does not know it at the moment.
+    fn since(&self) -> Option<Since> {
+        let OpenFile { client, registration, .. } = &*self.inner;
+        let session = registration.lock().session;
+        let names = client.opens.paths.given();
+        (client.meta_link().session_now() == Some(session)).then_some(Since { session, names })
+    }
+
+    /// Makes the bytes durable on the data servers.
+    fn sync_objects(&self) -> Result<(), ClientError> {
         let OpenFile { client, key, layout, .. } = &*self.inner;
         let synced = self.inner.known(|| client.sync_data(*key, layout));
         // This one's own failure, or what another open of the file found out.
@@ -201,11 +243,7 @@ impl File {
             return Err(error);
         }
         drop(told);
-        synced?;
-        match self.inner.ask(|handle| MetaCall::Fsync { handle })? {
-            Answer::Done => Ok(()),
-            other => Err(self.inner.unexpected(&other)),
-        }
+        synced
     }
 
     /// Cuts or extends the file.
@@ -408,7 +446,7 @@ impl OpenFile {
 
     /// A call about the open file that may be repeated.
     fn ask(&self, call: impl Fn(u64) -> MetaCall) -> Result<Answer, ClientError> {
-        let deadline = self.client.deadline();
+        let mut deadline = self.client.deadline();
         // One sequence for all copies: the server does a change once.
         let mut who = self.client.identity().asker();
         let mut has_been_stale = false;
@@ -423,7 +461,10 @@ impl OpenFile {
             match asked {
                 Err(ClientError::SessionEnded { .. }) if Instant::now() < deadline => {}
                 // Lost with it, the call may have been done; the client has begun an epoch since.
-                Err(ClientError::Lost { .. }) if Instant::now() < deadline => {
+                Err(ClientError::Lost { was_withheld, .. }) if was_withheld || Instant::now() < deadline => {
+                    if was_withheld {
+                        deadline = self.client.deadline();
+                    }
                     who.epoch = self.client.identity().epoch();
                 }
                 // The server has forgotten the session without ending the connection, as an I/O node between may do.

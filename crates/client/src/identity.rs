@@ -84,7 +84,7 @@ impl Identity {
     pub fn who(&self) -> Who {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let epoch = self.epoch();
-        Who { client: self.client, epoch, since: epoch, sequence, job: self.job, user: self.user }
+        Who { client: self.client, epoch, since: epoch, sequence, job: self.job, user: self.user, ..Who::default() }
     }
 
     /// The same of a request to the metadata server: for the user for whom this thread asks.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use impresario_base::lock::RwLock;
+use impresario_base::lock::{Mutex, RwLock};
 
 /// See the module.
 #[derive(Default)]
@@ -17,6 +17,17 @@ pub(crate) struct Length {
     begun: AtomicU64,
     /// End of the file when it was opened or cut, and of what was written since, bytes.
     known: AtomicU64,
+    /// When the metadata server has last made the file durable, and what was known then.
+    settled: Mutex<Option<(Since, u64)>>,
+}
+
+/// A time at a metadata server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Since {
+    /// The session.
+    pub(crate) session: u64,
+    /// How many names this client had given.
+    pub(crate) names: u64,
 }
 
 impl Length {
@@ -44,6 +55,28 @@ impl Length {
     /// The file was cut or extended to this length.
     pub(crate) fn is(&self, len: u64) {
         self.known.store(len, SeqCst);
+        self.unsettle();
+    }
+
+    /// The end that is known.
+    pub(crate) fn known(&self) -> u64 {
+        self.known.load(SeqCst)
+    }
+
+    /// The metadata server has made the file durable since then, when it was known to be so long.
+    pub(crate) fn settle(&self, since: Since, known: u64) {
+        *self.settled.lock() = Some((since, known));
+    }
+
+    /// More than bytes within the length was changed.
+    pub(crate) fn unsettle(&self) {
+        *self.settled.lock() = None;
+    }
+
+    /// Whether it was settled since then, and nothing but bytes within the length was changed.
+    pub(crate) fn is_settled(&self, since: Since) -> bool {
+        let settled = *self.settled.lock();
+        settled.is_some_and(|(of, len)| of == since && self.known() <= len)
     }
 
     /// Takes back what change `number` has done behind `good`, unless another has begun since: `cut` gets the length that the
@@ -59,6 +92,26 @@ impl Length {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_settled_until_it_grows_or_is_cut_or_its_session_ends() {
+        let (length, since) = (Length::of(100), Since { session: 1, names: 0 });
+        assert!(!length.is_settled(since));
+        length.settle(since, length.known());
+        length.reaches(100);
+        assert!(length.is_settled(since));
+        assert!(!length.is_settled(Since { session: 2, ..since }) && !length.is_settled(Since { names: 1, ..since }));
+        length.reaches(101);
+        assert!(!length.is_settled(since), "it has grown");
+        length.settle(since, 100);
+        assert!(!length.is_settled(since), "it grew while it was made durable");
+        length.settle(since, 101);
+        length.is(50);
+        assert!(!length.is_settled(since), "it was cut");
+        length.settle(since, 50);
+        length.unsettle();
+        assert!(!length.is_settled(since));
+    }
 
     #[test]
     fn only_the_last_change_is_taken_back() {

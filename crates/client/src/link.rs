@@ -99,6 +99,9 @@ pub struct LinkOptions {
     pub place: Option<ServerPosition>,
     /// The keys that it shows to servers that want one.
     pub access: Access,
+    /// Its calls wait on while a limit withholds them. Where they do not, only those that are [watched](crate::Watch) do: a server's own
+    /// work must not wait for hours.
+    pub waits_for_limits: bool,
     /// Where the server of a link is looked up when it is not where it was; `None`: nowhere.
     pub whereabouts: Option<Whereabouts>,
 }
@@ -109,8 +112,20 @@ impl LinkOptions {
         let timeout = Duration::from_secs(10);
         let (who, name, access) = (Who::default(), String::new(), Access::default());
         let (vet, place, whereabouts, poll) = (None, None, None, Duration::ZERO);
-        let keep_trying = true;
-        LinkOptions { role, who, name, timeout, max_payload_bytes, poll, keep_trying, vet, place, access, whereabouts }
+        LinkOptions {
+            role,
+            who,
+            name,
+            timeout,
+            max_payload_bytes,
+            poll,
+            keep_trying: true,
+            vet,
+            place,
+            access,
+            waits_for_limits: true,
+            whereabouts,
+        }
     }
 }
 
@@ -342,6 +357,7 @@ impl Link {
                 max_payload_bytes: self.options.max_payload_bytes,
                 poll: self.options.poll,
                 patience: Patience::new(span(self.options.timeout), ways.len() > 1),
+                waits_for_limits: self.options.waits_for_limits,
                 vet: self.options.vet.as_ref(),
                 place: self.options.place.as_ref(),
                 access: &self.options.access,

@@ -157,7 +157,7 @@ impl Opens {
     pub(crate) fn await_answers(&self, client: &Client, wait: Duration, patience: Duration) {
         let (closes, deadline) = (std::mem::take(&mut self.table.lock().closes), Instant::now() + wait);
         let ended = closes.into_iter().map(|close| {
-            let outcome = close.connection.wait(close.id, deadline);
+            let outcome = close.connection.wait(close.id, deadline).outcome;
             (close, outcome)
         });
         self.end(client, ended.collect(), patience);

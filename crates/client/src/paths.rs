@@ -17,6 +17,8 @@ pub(crate) struct OpenPaths(Mutex<Index>);
 struct Index {
     files: FxHashMap<u64, Paths>,
     by_path: BTreeSet<(Vec<u8>, u64)>,
+    /// Names that this client gave.
+    given: u64,
 }
 
 impl OpenPaths {
@@ -40,9 +42,15 @@ impl OpenPaths {
         self.0.lock().files.get(&number).map(|paths| paths.path.clone()).unwrap_or_default()
     }
 
+    /// How many names this client has given to what had one, open or not.
+    pub(crate) fn given(&self) -> u64 {
+        self.0.lock().given
+    }
+
     /// This client renamed what files were opened by, a folder above it, or what replaced it.
     pub(crate) fn renamed(&self, from: &[u8], to: &[u8]) {
         let mut index = self.0.lock();
+        index.given += 1;
         let concerned = [index.below(from), index.at(to)].concat();
         index.change(concerned, |paths| paths.renamed(from, to));
     }
@@ -50,6 +58,7 @@ impl OpenPaths {
     /// This client exchanged what two paths name.
     pub(crate) fn exchanged(&self, one: &[u8], other: &[u8]) {
         let mut index = self.0.lock();
+        index.given += 1;
         let concerned = [index.below(one), index.below(other)].concat();
         index.change(concerned, |paths| paths.exchanged(one, other));
     }
@@ -57,6 +66,7 @@ impl OpenPaths {
     /// This client gave a file another name.
     pub(crate) fn linked(&self, from: &[u8], to: &[u8]) {
         let mut index = self.0.lock();
+        index.given += 1;
         let concerned = index.at(from);
         index.change(concerned, |paths| paths.linked(from, to));
     }

@@ -11,7 +11,7 @@ use impresario_wire::{Answer, Call, Fault, FileKey, MetaCall, Target};
 
 use crate::caller::Caller;
 use crate::clock::{instant, nanos};
-use crate::connection::{Connection, NotStarted, Outcome};
+use crate::connection::{Connection, NotStarted, Outcome, Waited};
 use crate::error::{ClientError, Errno, Peer};
 use crate::landing::Lender;
 use crate::link::Link;
@@ -59,6 +59,10 @@ pub struct Pending<'a> {
     attempts: session::Call,
     /// How often its user was proved.
     proofs: u32,
+    /// How long it may take, but for what a limit withholds it.
+    span: Option<Duration>,
+    /// Its new deadline, after a limit has withheld it.
+    until: Option<Instant>,
 }
 
 impl<'a> Pending<'a> {
@@ -87,6 +91,8 @@ impl<'a> Pending<'a> {
             failed: None,
             attempts,
             proofs: 0,
+            span: None,
+            until: None,
         }
     }
 
@@ -115,6 +121,7 @@ impl<'a> Pending<'a> {
 
     /// Sends the call, unless it was sent. Does not fail: see [`finish`](Self::finish).
     pub(crate) fn launch(&mut self, deadline: Instant) {
+        self.span.get_or_insert(deadline.saturating_duration_since(self.started));
         while self.under_way.is_none() && self.failed.is_none() {
             if let Err(error) = self.send(deadline) {
                 self.failed = Some(error);
@@ -122,16 +129,22 @@ impl<'a> Pending<'a> {
         }
     }
 
-    /// Waits for the answer; repeats the call where that is allowed.
-    fn finish(&mut self, deadline: Instant) -> Result<Reply, ClientError> {
+    /// Waits for the answer; repeats the call where that is allowed. The time for which a limit withholds it does not count.
+    fn finish(&mut self, mut deadline: Instant) -> Result<Reply, ClientError> {
         loop {
             self.launch(deadline);
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
             let Some((connection, id)) = &self.under_way else { continue };
-            let outcome = connection.wait(*id, deadline);
+            let Waited { outcome, was_withheld } = connection.wait(*id, deadline);
             let Some((connection, _)) = self.under_way.take() else { continue };
+            // A server that had no room for it, because of those of this connection that are withheld, is asked again.
+            if was_withheld || connection.is_withholding().is_some() {
+                deadline = deadline.max(Instant::now() + self.span.unwrap_or_default());
+                self.until = Some(deadline);
+                self.attempts.set_deadline(nanos(deadline));
+            }
             match outcome {
                 Outcome::Answered(Answer::Fault(fault), ..) => self.after_fault(&connection, fault, deadline)?,
                 Outcome::Answered(answer, len, spill) => {
@@ -208,7 +221,10 @@ impl<'a> Pending<'a> {
             Step::Fail(Failure::Protocol) => {
                 Err(ClientError::Protocol { peer: peer.clone(), what: broken.cause.to_string() })
             }
-            Step::Fail(Failure::Lost) => Err(ClientError::Lost { peer: peer.clone(), cause: broken.cause.to_string() }),
+            Step::Fail(Failure::Lost) => {
+                let (cause, was_withheld) = (broken.cause.to_string(), self.until.is_some());
+                Err(ClientError::Lost { peer: peer.clone(), cause, was_withheld })
+            }
             Step::Fail(Failure::Late) => Err(self.link.late(peer, self.started, &broken.cause)),
             Step::Again { .. } | Step::Answer => Ok(()),
         }
@@ -250,7 +266,8 @@ impl<'a> Pending<'a> {
         let call = MetaCall::Prove { credential: credential.map_err(|why| refused(&why))? };
         let call = Call::Meta { who: identity.asker(), call };
         // On another connection, made meanwhile, the call itself asks again.
-        let proof = connection.start(&call, &[], 0, None, deadline).ok().map(|id| connection.wait(id, deadline));
+        let proof = connection.start(&call, &[], 0, None, deadline).ok();
+        let proof = proof.map(|id| connection.wait(id, deadline).outcome);
         match proof {
             Some(Outcome::Answered(Answer::Fault(fault), ..)) => Err(refused(&fault.message)),
             Some(Outcome::Answered(..) | Outcome::Broken(_)) | None => Ok(()),
@@ -271,7 +288,7 @@ impl<'a> Pending<'a> {
             Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => {
                 traffic.count_read(self.want_bytes.into());
             }
-            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => {
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::WriteList { .. } | Call::FileWrite { .. } => {
                 traffic.count_write(self.payload.iter().map(|piece| piece.len() as u64).sum());
             }
             _ => {}
@@ -308,6 +325,7 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
             | Call::ReadList { .. }
             | Call::Write { .. }
             | Call::WriteMerged { .. }
+            | Call::WriteList { .. }
             | Call::FileRead { .. }
             | Call::FileWrite { .. }
             | Call::ChangeSpace { .. }
@@ -315,7 +333,7 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
             | Call::Meta { .. }
     );
     let changes = match call {
-        Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
+        Call::Write { .. } | Call::WriteMerged { .. } | Call::WriteList { .. } | Call::FileWrite { .. } => true,
         Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => true,
         Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
         // A copy that comes late would take or give up what its client has asked for anew.
@@ -332,7 +350,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         Call::Unlink { .. } | Call::SetAside { .. } => ours,
         Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => ours,
         // Its other senders decide for themselves.
-        Call::WriteMerged { .. } => false,
+        Call::WriteMerged { .. } | Call::WriteList { .. } => false,
         // The metadata server recognises the copies by their sequence.
         Call::Meta { .. } if ours => true,
         Call::Meta { call, .. } => match call {
@@ -358,14 +376,15 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status
         | Call::Grants
+        | Call::Members
         | Call::Explain { .. }
         | Call::SetPolicy { .. }
         | Call::ResetStatistics
         | Call::SetDiskOrder { .. } => true,
         // Begun or ended already, the second copy would be refused.
         Call::Trace { .. } | Call::EarlierRuns { .. } => false,
-        // Who moves a server decides itself.
-        Call::Move(_) => false,
+        // Who moves a server decides itself. Calls are given up on their connection.
+        Call::Move(_) | Call::GiveUp { .. } => false,
     }
 }
 
@@ -392,10 +411,14 @@ pub fn exchange(ops: Vec<Op<'_, '_>>, deadline: Instant) -> Vec<Result<Reply, Cl
         pending.launch(deadline);
         under_way.push(pending);
     }
+    let mut deadline = deadline;
     let finish = |pending: &mut Pending<'_>| {
         // One dead server may have used up all the time; what others answered meanwhile has not been received yet.
         let collected = (Instant::now() + COLLECT).min(deadline + COLLECT_MAX);
-        pending.finish(deadline.max(collected))
+        let finished = pending.finish(deadline.max(collected));
+        // Of what a limit has withheld for hours, the rest has its time yet.
+        deadline = pending.until.map_or(deadline, |until| deadline.max(until));
+        finished
     };
     under_way.iter_mut().map(finish).collect()
 }

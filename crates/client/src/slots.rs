@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread::Thread;
+use std::time::Instant;
 
 use impresario_node::pieces::Gathering;
 use impresario_node::session::Silence;
@@ -11,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::landing::Landing;
 use crate::unattended::Unattended;
+use crate::watch::{self, Watch};
 
 /// Most calls whose callers have given up and whose answers may still come; more, and the connection goes.
 pub(crate) const ABANDONED_MAX: u32 = 1024;
@@ -45,6 +47,12 @@ pub(crate) struct Slot {
     pub(crate) leaving: bool,
     /// When it is given up, if no thread waits for it.
     pub(crate) until: Option<Nanos>,
+    /// The server has said that a limit withholds it: it is not given up before this.
+    pub(crate) withheld_until: Option<Instant>,
+    /// Who hears of that, and may give the call up.
+    pub(crate) watch: Option<Arc<Watch>>,
+    /// The server was asked to forget it.
+    pub(crate) is_revoked: bool,
 }
 
 impl Slot {
@@ -61,7 +69,34 @@ impl Slot {
             abandoned: false,
             leaving: false,
             until: None,
+            withheld_until: None,
+            watch: watch::present(),
+            is_revoked: false,
         }
+    }
+
+    /// A limit withholds it, and the server's word of that counts until then.
+    pub(crate) fn withhold(&mut self, until: Instant) {
+        self.withheld_until = Some(until);
+        self.watch.iter().for_each(|watch| watch.tell_withheld(until));
+    }
+
+    /// A limit withholds it, as far as is known.
+    pub(crate) fn is_withheld(&self) -> bool {
+        self.done.is_none() && self.withheld_until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// It was given up while a limit withheld it, and the server does not know that yet.
+    fn is_to_be_revoked(&self) -> bool {
+        let is_given_up = self.watch.as_ref().is_some_and(|watch| watch.is_given_up());
+        is_given_up && !self.is_revoked && self.withheld_until.is_some() && self.done.is_none()
+    }
+
+    /// Notes that the server is told of that now; true if it is to be.
+    pub(crate) fn revoke(&mut self) -> bool {
+        let is_due = self.is_to_be_revoked();
+        self.is_revoked |= is_due;
+        is_due
     }
 
     /// Takes in `len` bytes that the object does not have: zeros at `at` in the answer.
@@ -98,10 +133,14 @@ pub(crate) struct Slots<R> {
     followers: Vec<(u64, Thread)>,
     /// What no thread waits for.
     pub(crate) unattended: Unattended,
+    /// The server has said that limits withhold some of the calls; its word counts until then.
+    pub(crate) withheld_until: Option<Instant>,
+    /// Also calls that nobody watches wait on then.
+    pub(crate) waits_for_limits: bool,
 }
 
 impl<R> Slots<R> {
-    pub(crate) fn new(reader: R, now: Nanos) -> Slots<R> {
+    pub(crate) fn new(reader: R, now: Nanos, waits_for_limits: bool) -> Slots<R> {
         Slots {
             slots: FxHashMap::default(),
             reader: Some(reader),
@@ -110,7 +149,31 @@ impl<R> Slots<R> {
             abandoned: 0,
             followers: Vec::new(),
             unattended: Unattended::default(),
+            withheld_until: None,
+            waits_for_limits,
         }
+    }
+
+    /// The server says that limits withhold these calls, and that it has not read those from that number on; its word counts `until`
+    /// then. True if one of them was given up, which the server is to be told.
+    pub(crate) fn withhold(&mut self, calls: &[u64], unread_from: Option<u64>, until: Instant) -> bool {
+        self.withheld_until = Some(until);
+        let (mut is_given_up, waits) = (false, self.waits_for_limits);
+        let mut withhold = |slot: &mut Slot| {
+            if !waits && slot.watch.is_none() {
+                return;
+            }
+            slot.withhold(until);
+            if slot.is_to_be_revoked() {
+                is_given_up = true;
+                slot.waiter.iter().for_each(Thread::unpark);
+            }
+        };
+        calls.iter().filter_map(|call| self.slots.get_mut(call).map(&mut withhold)).count();
+        if let Some(from) = unread_from {
+            self.slots.iter_mut().filter(|(id, _)| **id >= from).for_each(|(_, slot)| withhold(slot));
+        }
+        is_given_up
     }
 
     /// Notes that a thread is about to park for call `id`.

@@ -207,10 +207,15 @@ impl Connection {
             let now = Instant::now();
             if state.broken.is_some() || now.duration_since(looked) >= LOOK_EVERY {
                 looked = now;
-                let is_silent = self.end_hopeless(&mut state, now);
-                if is_silent {
+                let Looked { wants_sign, revoked } = self.end_hopeless(&mut state, now);
+                if wants_sign || !revoked.is_empty() {
                     drop(state);
-                    self.ping(now);
+                    if wants_sign {
+                        self.ping(now);
+                    }
+                    if !revoked.is_empty() {
+                        self.post(&Call::GiveUp { calls: revoked }, now);
+                    }
                     state = self.slots.lock();
                 }
                 if !state.unattended.jobs.is_empty() {
@@ -247,8 +252,17 @@ impl Connection {
         }
     }
 
-    /// Ends the calls that are late, and all when the connection has ended. True when a sign of life of the server is wanted.
-    fn end_hopeless(&self, state: &mut State, now: Instant) -> bool {
+    /// Ends the calls that are late, and all when the connection has ended. What the server is to be told.
+    fn end_hopeless(&self, state: &mut State, now: Instant) -> Looked {
+        let mut revoked = Vec::new();
+        for (id, slot) in state.slots.iter_mut().filter(|(_, slot)| slot.until.is_some()) {
+            if slot.revoke() {
+                slot.until = Some(nanos(now + self.withheld_for()));
+                revoked.push(*id);
+            } else if let Some(until) = slot.withheld_until.filter(|_| !slot.is_revoked) {
+                slot.until = slot.until.max(Some(nanos(until)));
+            }
+        }
         let calls = state.slots.iter().filter_map(|(id, slot)| Some((*id, slot.sent, slot.until?, slot.lent)));
         let (mut wants_sign, mut silent_for, mut late) = (false, None, Vec::new());
         for (id, sent, until, lent) in calls {
@@ -277,7 +291,7 @@ impl Connection {
             self.leave_unanswered(state, id);
         }
         if state.broken.is_none() {
-            return wants_sign;
+            return Looked { wants_sign, revoked };
         }
         // Of a buffer that is lent, the thread that receives into it gives it back first.
         let lost = state.slots.iter().filter(|(_, slot)| slot.until.is_some() && !slot.lent).map(|(id, _)| *id);
@@ -285,6 +299,14 @@ impl Connection {
             state.end_unattended(id, End::Lost);
             self.remove(state, id);
         }
-        false
+        Looked { wants_sign: false, revoked: Vec::new() }
     }
+}
+
+/// What the keeper found that the server is to be told.
+struct Looked {
+    /// A sign of life of it is wanted.
+    wants_sign: bool,
+    /// Calls that were given up.
+    revoked: Vec<u64>,
 }

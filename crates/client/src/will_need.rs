@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use impresario_base::folders::Folders;
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_layout::Layout;
 use impresario_wire::FileKey;
@@ -19,6 +20,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Bytes of a file that will be read.
 pub(crate) struct Hint {
+    pub(crate) folders: Folders,
     pub(crate) file: FileKey,
     pub(crate) layout: Layout,
     pub(crate) offset: u64,
@@ -76,7 +78,7 @@ impl Shared {
                 return;
             };
             drop(queue);
-            if let Err(error) = client.prefetch(hint.file, &hint.layout, hint.offset, hint.len) {
+            if let Err(error) = client.prefetch(hint.folders, hint.file, &hint.layout, hint.offset, hint.len) {
                 tracing::debug!(%error, "a hint was not taken");
             }
         }

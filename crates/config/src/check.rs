@@ -224,6 +224,9 @@ impl Config {
                 found.range(&KeyPath::default().key("meta"), key, ms, (500, 600_000), " ms");
             }
         }
+        if let Some(Err(error)) = self.meta.policy.as_ref().map(policy::check_for_names) {
+            found.add(&KeyPath::default().key("meta"), "policy", policy_complaint(&error));
+        }
         if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
             let most = self.data.len() as u64;
             found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
@@ -649,6 +652,9 @@ mod tests {
         let each = "cluster.max_connections_per_address";
         refused(|c| c.cluster.max_connections_per_address = 0, each, "between 1 and");
         refused(|c| c.meta.lock_lease_ms = Some(499), "meta.lock_lease_ms", "between 500 and 600000 ms");
+        refused(|c| c.meta.policy = Some(PolicySpec::named("fifo")), "meta.policy", "tbf and none only");
+        let bytes = PolicySpec::named("tbf").with("rules", "a: * {bytes_per_s=1}");
+        refused(|c| c.meta.policy = Some(bytes), "meta.policy", "rule a must have requests_per_s");
         refused(|c| c.meta.grace_ms = Some(600_001), "meta.grace_ms", "between 500 and 600000 ms");
         refused(|c| c.cluster.key_dir = "".into(), "cluster.key_dir", "name a folder");
         refused(|c| c.cluster.security = Security::Tls, "cluster.security", "no section [tls]");

@@ -22,8 +22,8 @@ pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use export::{AccessRules, Export, Network, Squash, Users};
 pub use model::{
-    Cluster, Config, Data, DataState, Io, META_NAME, Meta, MovesTo, Protect, Security, Server, Tls, Tree, TreeBackend,
-    TreeIo,
+    Cluster, Config, Data, DataState, Io, META_NAME, Merge, Meta, MovesTo, Protect, Security, Server, Tls, Tree,
+    TreeBackend, TreeIo,
 };
 pub use nfs::{Nfs, NfsExport};
 pub use policies::policies;

@@ -69,7 +69,8 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), FileErrors> {
         let devices = root.key("device");
         let devices_read = !mistakes.0.iter().any(|mistake| mistake.path.touches(&devices));
         for (path, message) in config.check() {
-            if devices_read || path.0.last().is_none_or(|key| key != "device") {
+            let is_of_model = path.0.last().is_some_and(|key| key == "device");
+            if (devices_read || !is_of_model) && !goes_by_a_guess(&path, &mistakes) {
                 mistakes.add(path, message);
             }
         }
@@ -80,6 +81,14 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), FileErrors> {
     config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
     config.paths_mut().for_each(|path| *path = base.join(&*path));
     Ok((config, tree))
+}
+
+/// Whether a check of this key goes by the default `backend`, since the one that is named there is none: it would mislead.
+pub(crate) fn goes_by_a_guess(path: &KeyPath, mistakes: &Mistakes) -> bool {
+    mistakes.0.iter().any(|mistake| match mistake.path.0.split_last() {
+        Some((key, tree)) => key == "backend" && path.0.starts_with(tree),
+        None => false,
+    })
 }
 
 /// The keys without default: all are texts.

@@ -354,9 +354,17 @@ pub struct Meta {
     /// files that it may have open are removed or moved, milliseconds (500 to 600000). Absent: 30000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
+    /// What limits the calls on names: `tbf` with rules in requests per second, or `none`. Absent: `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicySpec>,
 }
 
 impl Meta {
+    /// What limits the calls on names.
+    pub fn policy(&self) -> PolicySpec {
+        self.policy.clone().unwrap_or_else(impresario_sched::policy::unlimited)
+    }
+
     /// How long a client that does not answer keeps its file locks, milliseconds.
     pub fn lock_lease_ms(&self) -> u64 {
         self.lock_lease_ms.unwrap_or(10_000)
@@ -403,8 +411,8 @@ pub struct Data {
     /// unless a device model is in front of it.
     #[serde(default = "default_read_ahead")]
     pub read_ahead_bytes: u64,
-    /// Also schedule reads that the page cache can serve; otherwise they are answered at once, unless the policy shares
-    /// the device between parties.
+    /// Also schedule reads that the page cache can serve, and writes that only go there; otherwise they are done at once, unless
+    /// the policy shares the device between parties.
     #[serde(default)]
     pub schedule_cached_reads: bool,
     /// Keep a checksum of each block of 4 KiB, and check it whenever the block is read: damage is an error, not wrong data.
@@ -471,6 +479,17 @@ pub struct MovesTo {
     pub dir: PathBuf,
 }
 
+/// Which requests an I/O node merges: of one file, operation, job and user.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Merge {
+    /// Those that touch, as one range.
+    #[default]
+    Contiguous,
+    /// Those for one data server, and of one window of `twins`, as one list of ranges, whether they touch or not.
+    List,
+}
+
 /// An I/O node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -485,7 +504,10 @@ pub struct Io {
     /// Forwarded requests in flight at once (1 to 256).
     #[serde(default = "default_in_flight")]
     pub in_flight_requests: u32,
-    /// Largest number of neighbours merged into one forwarded request (1 to 1024).
+    /// Which waiting requests are merged into one forwarded request.
+    #[serde(default)]
+    pub merge: Merge,
+    /// Largest number of requests merged into one (1 to 1024).
     #[serde(default = "default_merge")]
     pub merge_requests: u32,
     /// Length of the dispatch queue, requests (1 to 100000).
@@ -642,6 +664,7 @@ impl Config {
         if !self.meta.is_none() {
             self.meta.lock_lease_ms = Some(self.meta.lock_lease_ms());
             self.meta.grace_ms = Some(self.meta.grace_ms());
+            self.meta.policy = Some(self.meta.policy());
             self.cluster.stripe_count = Some(self.stripe_count());
         }
         if self.reads_through_page_cache() {
@@ -749,6 +772,7 @@ impl Io {
             address: address.into(),
             policy: default_policy(),
             in_flight_requests: default_in_flight(),
+            merge: Merge::default(),
             merge_requests: default_merge(),
             dispatch_requests: default_dispatch(),
             split: false,

@@ -11,7 +11,7 @@ use toml::{Table, Value};
 
 use crate::check::{Findings, READ_AHEAD_MIN_BYTES, check_file_system, policy_complaint, takes};
 use crate::export::{AccessRules, EXPORTS_MAX, Export, NOBODY, Squash, check_networks, loopback};
-use crate::load::FILE_MAX_BYTES;
+use crate::load::{FILE_MAX_BYTES, goes_by_a_guess};
 use crate::model::{Data, Tree, TreeBackend, is_empty};
 use crate::policies::policies;
 use crate::table::{set_base, without_table_file};
@@ -309,7 +309,9 @@ pub(crate) fn take_section(values: &mut Table) -> Option<Table> {
 pub(crate) fn read_section(section: Table, mistakes: &mut Mistakes) -> Option<Nfs> {
     let nfs: Nfs = read(section, &KeyPath::default().key("nfs"), missing, mistakes)?;
     for (path, message) in nfs.check() {
-        mistakes.add(path, message);
+        if !goes_by_a_guess(&path, mistakes) {
+            mistakes.add(path, message);
+        }
     }
     Some(nfs)
 }
@@ -323,6 +325,14 @@ fn missing(_: &KeyPath) -> Option<(&'static str, Value)> {
 mod tests {
     use super::*;
     use crate::Config;
+
+    /// What a posix tree lacks is not told of one that is to be of another kind.
+    #[test]
+    fn a_misspelt_backend_is_the_only_mistake() {
+        let text = "[nfs]\n[[nfs.export]]\nname = \"/data\"\ntree = { backend = \"glusterf\", volume = \"v\" }\n";
+        let told = load(text).unwrap_err();
+        assert!(told.contains("did you mean glusterfs?") && told.lines().count() == 1, "{told}");
+    }
 
     const GOOD: &str = "[nfs]\npolicy = \"mlf\"\nkey_file = \"key\"\n[[nfs.export]]\nname = \"/data\"\ndir = \"d\"\n\
                         networks = [\"10.0.0.0/8\"]\nsquash = \"none\"\n";

@@ -38,12 +38,13 @@ const DATA: &Notes = &[
     ("queue_requests", "capacity of the queue"),
     ("payload_bytes", "limit of the memory for payloads, bytes"),
     ("read_ahead_bytes", "read ahead of the clients, bytes at most; 0: not at all"),
-    ("schedule_cached_reads", "schedule also what the page cache has"),
+    ("schedule_cached_reads", "schedule also what the page cache has, or takes"),
     ("checksums", "checksums of stored blocks"),
 ];
 const IO: &Notes = &[
     ("in_flight_requests", "forwarded requests in flight at once"),
-    ("merge_requests", "largest number of neighbours merged into one forwarded request"),
+    ("merge", "requests that touch (contiguous), or all of a file for one data server (list)"),
+    ("merge_requests", "largest number of requests merged into one forwarded request"),
     ("dispatch_requests", "length of the dispatch queue"),
     ("split", "split requests at data servers before scheduling"),
     ("queue_requests", "capacity of the queue"),
@@ -173,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::allocation::{Allocation, Spread};
-    use crate::model::{Meta, MovesTo, Security, Tls, TreeBackend, TreeIo};
+    use crate::model::{Merge, Meta, MovesTo, Security, Tls, TreeBackend, TreeIo};
 
     #[test]
     fn what_is_written_reads_back_the_same() {
@@ -262,8 +263,10 @@ mod tests {
         config.meta.metrics = Some("127.0.0.1:9410".parse().unwrap());
         config.meta.lock_lease_ms = Some(2500);
         config.meta.grace_ms = Some(5000);
+        config.meta.policy = Some(PolicySpec::named("tbf").with("rules", "a: * {requests_per_s=5}"));
         config.data[1].metrics = Some("[::1]:9411".parse().unwrap());
         config.io[0].metrics = Some("0.0.0.0:9412".parse().unwrap());
+        config.io[1].merge = Merge::List;
         config.io[1].merge_requests = 2;
         config.io[1].dispatch_requests = 9;
         config.io[1].in_flight_requests = 8;

@@ -150,6 +150,7 @@ fn values_are_judged_with_their_place() {
     one("name = \"data.1\"", "name = \"data.0\"", "15:8", &["\"data.0\" is already the name of data[0]"]);
     one("dir = \"/disk/1\"", "dir = \"data.0\"", "17:7", &["data.0 is already the directory of data[0]"]);
     one("split = true", "merge_requests = 0", "24:18", &["merge_requests is 0; it must be between 1 and 1024"]);
+    one("split = true", "merge = \"lists\"", "24:9", &["lists", "contiguous", "list"]);
     one("name = \"lab\"", "stripe_count = 3", "3:16", &["between 1 and 2, the number of data servers"]);
     one(
         "dir = \"data.0\"",

@@ -1,11 +1,15 @@
 //! What is changed and asked of a running engine: policy, limits, predictions, status.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use impresario_sched::limited::{Limited, Portions};
 use impresario_sched::loads::WhoLoads;
-use impresario_sched::{LaneId, Nanos, Observer, PolicyError, PolicySpec, PredictedQueues, Status, Who};
+use impresario_sched::{
+    Event, LaneId, Members, Nanos, Observer, PolicyError, PolicySpec, PredictedQueues, RequestId, Status, Who,
+};
 
+use crate::state::State;
 use crate::{Engine, now};
 
 /// How far ahead a change may be planned. An instant further off means that the clocks of two machines differ.
@@ -93,6 +97,11 @@ impl<T: Send + 'static> Engine<T> {
         drop(before);
     }
 
+    /// The policy with all its parameters.
+    pub fn policy(&self) -> PolicySpec {
+        self.shared.lock().core.policy()
+    }
+
     /// Policy, queue lengths, statistics.
     pub fn status(&self) -> Status {
         self.shared.lock().core.status()
@@ -109,11 +118,43 @@ impl<T: Send + 'static> Engine<T> {
         state.core.limited(now())
     }
 
+    /// The policy may withhold requests by a rule. Saves the lock under most policies; what it says of a switch that was just made
+    /// counts from its next decision on.
+    pub fn may_withhold(&self) -> bool {
+        self.shared.may_withhold.load(Ordering::Relaxed)
+    }
+
+    /// Shows the contexts of the requests that wait for a rule of the policy, or for one in flight that is withheld `below`; see
+    /// [`impresario_sched::Core::each_withheld`]. With the engine's lock held: both must be quick.
+    pub fn for_each_withheld(&self, below: &dyn Fn(RequestId) -> bool, mut look: impl FnMut(&T)) {
+        let state = self.shared.lock();
+        let State { core, held, .. } = &*state;
+        core.each_withheld(now(), below, |id| {
+            held.get(id.0 as u32 as usize).into_iter().flatten().for_each(|held| look(&held.context));
+        });
+    }
+
     /// Sets the portions of limits over all servers that this one may grant, and starts what they allow.
     pub fn set_portions(&self, portions: Portions) {
         let mut state = self.shared.lock();
         state.core.set_portions(now(), portions);
         self.shared.pump(state, now());
+    }
+
+    /// Says which nodes and lanes there are from an instant of shared time on; see [`Event::Members`].
+    pub fn set_members(&self, members: Members) {
+        let mut state = self.shared.lock();
+        let at = now();
+        state.core.event(at, Event::Members(members));
+        self.shared.pump(state, at);
+    }
+
+    /// The present in shared time.
+    pub fn shared_now(&self) -> Nanos {
+        let mut state = self.shared.lock();
+        let at = now();
+        self.shared.keep_shared_time(&mut state, at);
+        Nanos(u64::try_from(state.shared_time.at(at)).unwrap_or(0))
     }
 
     /// Zeroes the statistics.

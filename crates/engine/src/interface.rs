@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use impresario_sched::{Batch, ConnId, CostModel, LaneId, Nanos, Op, PolicySpec, Request};
+use impresario_sched::{Batch, ConnId, CostModel, LaneId, Naming, Nanos, Op, PolicySpec, Request};
 
 use crate::Ticket;
 
@@ -96,6 +96,8 @@ pub struct Submission {
     pub job: u64,
     /// User.
     pub user: u32,
+    /// What else rules may match.
+    pub naming: Naming,
     /// A read that has not been requested yet. It is accepted if [`EngineConfig::lane_speculations`] allows it; its
     /// context goes to [`Executor::given_up`] if it is refused or not started.
     pub speculative: bool,

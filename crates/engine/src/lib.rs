@@ -85,6 +85,7 @@ impl<T: Send + 'static> Engine<T> {
         };
         let mut core = Core::new(core_config, &config.policy)?;
         let lets_pass = AtomicBool::new(core.lets_pass());
+        let may_withhold = AtomicBool::new(core.may_withhold());
         let shared_time = SharedTime::sample(&*clocks);
         let at = now();
         core.event(at, shared_time.event());
@@ -112,6 +113,7 @@ impl<T: Send + 'static> Engine<T> {
             executor,
             clocks,
             lets_pass,
+            may_withhold,
             stopped: AtomicBool::new(false),
         });
         let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
@@ -248,9 +250,21 @@ impl<T: Send + 'static> Engine<T> {
     /// Cancels all queued requests of a connection (its client is gone); returns their contexts. Batches in flight stay
     /// and complete.
     pub fn cancel_connection(&self, conn: ConnId) -> Vec<T> {
+        self.cancel_all(|state, at| state.core.cancel_connection(at, conn))
+    }
+
+    /// The same of the queued requests whose contexts `is_given_up` accepts. With the engine's lock held it must be quick.
+    pub fn cancel_where(&self, is_given_up: impl Fn(&T) -> bool) -> Vec<T> {
+        self.cancel_all(|State { core, held, .. }, at| {
+            let context = |id: RequestId| held.get(id.0 as u32 as usize).and_then(Option::as_ref);
+            core.cancel_where(at, |id| context(id).is_some_and(|held| is_given_up(&held.context)))
+        })
+    }
+
+    fn cancel_all(&self, cancel: impl FnOnce(&mut State<T>, Nanos) -> Vec<RequestId>) -> Vec<T> {
         let mut state = self.shared.lock();
         let at = now();
-        let ids = state.core.cancel_connection(at, conn);
+        let ids = cancel(&mut state, at);
         let contexts = self.collect(&mut state, ids);
         self.shared.make_room(&state);
         self.shared.pump(state, at);

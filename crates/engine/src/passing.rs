@@ -1,4 +1,4 @@
-//! Reads that are served without being scheduled, where nothing that changes their bytes is under way.
+//! Reads and writes that are served without being scheduled, where nothing that conflicts with them is under way.
 
 use std::sync::atomic::Ordering;
 
@@ -9,10 +9,10 @@ use crate::interface::{Refused, Submission};
 use crate::now;
 use crate::state::{Held, Names};
 
-/// A read that passes scheduling by. Changes of its bytes wait until this is dropped, or said to be served.
+/// A request that passes scheduling by. What conflicts with it waits until this is dropped, or said to be served.
 pub struct Passing<'a, T: Send + 'static> {
     engine: &'a Engine<T>,
-    read: Submission,
+    request: Submission,
     arrival: Nanos,
     id: RequestId,
     names: Names,
@@ -20,13 +20,13 @@ pub struct Passing<'a, T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Engine<T> {
-    /// Whether [`pass`](Engine::pass) may let any read pass at present.
+    /// Whether [`pass`](Engine::pass) may let any request pass at present.
     pub fn lets_pass(&self) -> bool {
         self.shared.lets_pass.load(Ordering::Relaxed)
     }
 
-    /// Lets a read be served at once, without being submitted, if that may be; see [`impresario_sched::Core::pass`].
-    pub fn pass(&self, read: &Submission) -> Option<Passing<'_, T>> {
+    /// Lets a read or write be served at once, without being submitted, if that may be; see [`impresario_sched::Core::pass`].
+    pub fn pass(&self, request: &Submission) -> Option<Passing<'_, T>> {
         if !self.lets_pass() {
             return None;
         }
@@ -35,12 +35,14 @@ impl<T: Send + 'static> Engine<T> {
             return None;
         }
         let arrival = now();
-        let (names, request) = state.request(arrival, read);
-        let Some(id) = state.core.pass(&request) else {
+        let (names, of_core) = state.request(arrival, request);
+        let Some(id) = state.core.pass(&of_core) else {
             state.release(names);
             return None;
         };
-        Some(Passing { engine: self, read: *read, arrival, id, names, has_ended: false })
+        // Speculations of what it changes.
+        state.forget_given_up(&*self.shared.executor);
+        Some(Passing { engine: self, request: *request, arrival, id, names, has_ended: false })
     }
 }
 
@@ -81,20 +83,20 @@ impl<T: Send + 'static> Passing<'_, T> {
         state.release(self.names);
         shared.make_room(&state);
         if let (Some(moved_bytes), Some(observer)) = (moved_bytes, &state.observer) {
-            let read = &self.read;
+            let of = &self.request;
             observer.ended(&Ended {
                 arrival: self.arrival,
                 finished: at,
-                file: read.file,
-                client: read.client,
-                job: read.job,
-                offset: read.lane_offset,
-                len: read.len,
+                file: of.file,
+                client: of.client,
+                job: of.job,
+                offset: of.lane_offset,
+                len: of.len,
                 moved_bytes,
-                user: read.user,
+                user: of.user,
                 errno: 0,
-                lane: read.lane,
-                op: read.op,
+                lane: of.lane,
+                op: of.op,
             });
         }
         if lets_start {

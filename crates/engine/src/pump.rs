@@ -24,6 +24,8 @@ pub(crate) struct Shared<T: Send + 'static> {
     pub(crate) stopped: AtomicBool,
     /// The last value of [`impresario_sched::Core::lets_pass`]: under most policies it saves the lock.
     pub(crate) lets_pass: AtomicBool,
+    /// The same of [`impresario_sched::Core::may_withhold`].
+    pub(crate) may_withhold: AtomicBool,
 }
 
 /// Reports the completion of a batch, exactly once. Dropping it without a report completes the batch with EIO.
@@ -184,6 +186,10 @@ impl<T: Send + 'static> Shared<T> {
         let lets_pass = state.core.lets_pass();
         if self.lets_pass.load(Ordering::Relaxed) != lets_pass {
             self.lets_pass.store(lets_pass, Ordering::Relaxed);
+        }
+        let may_withhold = state.core.may_withhold();
+        if self.may_withhold.load(Ordering::Relaxed) != may_withhold {
+            self.may_withhold.store(may_withhold, Ordering::Relaxed);
         }
     }
 

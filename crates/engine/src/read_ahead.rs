@@ -49,6 +49,10 @@ pub struct ReadAhead {
     sleeps: AtomicBool,
     /// Bytes of reads that had to wait for the device.
     waited_bytes: AtomicU64,
+    /// The most that was told of bytes hit and of time gained. Foresight takes back what memory turns out to have lost; what
+    /// has been counted cannot fall.
+    told_hit_bytes: AtomicU64,
+    told_gained_ns: AtomicU64,
 }
 
 impl ReadAhead {
@@ -61,6 +65,8 @@ impl ReadAhead {
             is_hinted: AtomicBool::new(false),
             sleeps: AtomicBool::new(false),
             waited_bytes: AtomicU64::new(0),
+            told_hit_bytes: AtomicU64::new(0),
+            told_gained_ns: AtomicU64::new(0),
         }
     }
 
@@ -259,15 +265,16 @@ impl ReadAhead {
             hints.expire(now().0);
             hints.totals()
         });
+        let most = |told: &AtomicU64, now: u64| told.fetch_max(now, Relaxed).max(now);
         json!({
             "waited_bytes": self.waited_bytes.load(Relaxed),
             "predicted_bytes": t.predicted_bytes,
-            "hit_bytes": t.hit_bytes,
+            "hit_bytes": most(&self.told_hit_bytes, t.hit_bytes),
             "wasted_bytes": t.wasted_bytes,
             "late_bytes": t.late_bytes,
             "outstanding_bytes": t.outstanding_bytes,
             "withheld_bytes": t.withheld_bytes,
-            "gained_s": t.gained_ns as f64 / 1e9,
+            "gained_s": most(&self.told_gained_ns, t.gained_ns) as f64 / 1e9,
             "lost_s": t.lost_ns as f64 / 1e9,
             "stopped": t.stops,
             "hints": {
@@ -312,6 +319,33 @@ mod tests {
         fn wait_for(&self, _: Range<u64>) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    /// Bytes that were asked for and turn out to have left memory before are no hits; counters that scrapers read do not fall.
+    #[test]
+    fn what_has_been_counted_does_not_fall() {
+        const BLOCK: u64 = 256 << 10;
+        let ahead = ReadAhead::new(64 << 20);
+        let file = Lost { ahead: &ahead, looks: AtomicUsize::new(0) };
+        let (mut fell, mut told) = (false, (0, 0.0));
+        for i in 0..64 {
+            let extent = i * BLOCK..(i + 1) * BLOCK;
+            for prediction in ahead.observe(Op::Read, (1, &file), extent.clone(), 1) {
+                ahead.fetched(1, prediction.extent, 10_000_000);
+            }
+            let hit_bytes = ahead.totals().hit_bytes;
+            let tell = || {
+                let state = ahead.describe();
+                (state["hit_bytes"].as_u64().unwrap(), state["gained_s"].as_f64().unwrap())
+            };
+            let before = tell();
+            ahead.waited((1, &file), &extent);
+            fell |= ahead.totals().hit_bytes < hit_bytes;
+            let after = tell();
+            assert!(told <= before && before.0 <= after.0 && before.1 <= after.1, "{told:?} {before:?} {after:?}");
+            told = after;
+        }
+        assert!(fell, "nothing is taken back: {:?}", ahead.totals());
     }
 
     #[test]

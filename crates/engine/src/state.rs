@@ -117,6 +117,7 @@ impl<T: Send + 'static> State<T> {
             job: JobId(names.job),
             user: UserId(names.user),
             op: submission.op,
+            naming: submission.naming,
         };
         (names, request)
     }

@@ -23,6 +23,7 @@ fn submission(file: u64, offset: u64, op: Op) -> Submission {
         conn: ConnId(offset as u32 % 7),
         job: 1,
         user: 0,
+        naming: Default::default(),
         speculative: false,
     }
 }

@@ -23,6 +23,7 @@ fn submission(op: Op, offset: u64, len: u64) -> Submission {
         conn: ConnId(1),
         job: 1,
         user: 0,
+        naming: Default::default(),
         speculative: false,
     }
 }
@@ -99,6 +100,39 @@ fn changes_wait_for_a_read_that_passes() {
     assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0));
 }
 
+/// A write passes what waits for the device, and nothing that it conflicts with: neither before it nor after it.
+#[test]
+fn a_write_passes_what_it_does_not_conflict_with() {
+    let config = EngineConfig { lane_requests: 1, lane_syncs: 1, ..EngineConfig::new(PolicySpec::named("mlf")) };
+    let (to, from) = mpsc::channel();
+    let engine = Engine::new(config, Arc::new(Deferred(Mutex::new(to)))).unwrap();
+    assert!(engine.submit(read(0, 4096), (1, 0)).is_ok());
+    assert!(engine.submit(read(8192, 4096), (2, 0)).is_ok());
+    assert!(engine.pass(&write(4000, 100)).is_none(), "of bytes that are being read");
+    assert!(engine.pass(&write(12_000, 1000)).is_none(), "of bytes that are to be read");
+    let passing = engine.pass(&write(4096, 4096)).expect("the lane is full, and nobody wants these bytes");
+    assert!(engine.pass(&write(8000, 192)).is_none(), "of bytes that are being written");
+    assert!(engine.submit(submission(Op::Sync, 0, u64::MAX), (3, 0)).is_ok());
+    assert!(engine.submit(read(8000, 100), (4, 0)).is_ok());
+    let device: Vec<_> = from.try_iter().collect();
+    assert_eq!(device.iter().map(|work| work.batch.op).collect::<Vec<_>>(), [Op::Read], "the others wait");
+    passing.served(4096);
+    let sync = from.try_recv().expect("it waits for no write any more");
+    assert_eq!(sync.batch.op, Op::Sync);
+    // A younger write does not wait for the sync.
+    engine.pass(&write(1 << 20, 10)).expect("it need not be durable with it").served(10);
+    complete(sync);
+    device.into_iter().for_each(complete);
+    let mut left = Vec::new();
+    until("both reads are done", || {
+        left.extend(started(&from));
+        left.len() == 2
+    });
+    let statistics = engine.status().statistics;
+    assert_eq!((statistics.passed, statistics.write_bytes, statistics.failed), (2, 4106, 0));
+    assert_eq!(statistics.completed, 6, "whose the bytes are is counted");
+}
+
 #[test]
 fn the_rest_of_a_read_keeps_its_place() {
     let (engine, from) = deferred("fifo");
@@ -139,9 +173,10 @@ fn what_may_not_pass_is_scheduled() {
         assert_eq!(engine.lets_pass(), passes, "{policy}");
     }
     let (engine, _from) = deferred("fifo");
-    assert!(engine.pass(&write(0, 10)).is_none());
+    assert!(engine.pass(&submission(Op::Sync, 0, u64::MAX)).is_none());
     engine.ready(ConnId(1), false);
     assert!(engine.pass(&read(0, 10)).is_none(), "its connection takes no data");
+    assert!(engine.pass(&write(0, 10)).is_some(), "it gives some");
     engine.ready(ConnId(1), true);
     let all: Vec<_> = (0..200).map_while(|n| engine.pass(&read(n, 10))).collect();
     assert_eq!(all.len(), 100, "they take room in the queue");

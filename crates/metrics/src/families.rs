@@ -112,7 +112,7 @@ pub const FAMILIES: &[Family] = &[
     counter("requests_cancelled_total", "Requests cancelled while queued.", &["engine/statistics/cancelled"]),
     counter(
         "requests_passed_total",
-        "Reads served from memory without scheduling; counted nowhere else.",
+        "Requests served by memory without scheduling: reads, which are counted nowhere else, and writes, which are.",
         &["engine/statistics/passed"],
     ),
     counter(

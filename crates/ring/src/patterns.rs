@@ -2,7 +2,8 @@
 //! matched by [`Patterns`] without allocating. Paths are canonical and absolute, as `/proc/self/fd/N` shows them.
 //!
 //! Layout: magic and number of patterns (four bytes each), then for each the kind (one byte), the length (two bytes) and
-//! the pattern's bytes. Numbers are little-endian.
+//! the pattern's bytes, and at the end how many of the first ones are of [small files, too](Builder::of_small_files) (four bytes, which
+//! may be missing: none is). Numbers are little-endian.
 
 use std::ops::ControlFlow;
 
@@ -10,6 +11,8 @@ use impresario_base::glob;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"IMPP");
 const HEADER: usize = 8;
+/// Bytes behind the last pattern.
+const END: usize = 4;
 
 /// Maximum bytes of a list.
 pub const PATTERNS_BYTES_MAX: usize = 1 << 20;
@@ -78,6 +81,8 @@ impl std::error::Error for Refused {}
 pub struct Builder {
     bytes: Vec<u8>,
     count: u32,
+    /// So many of the first ones are of small files, too.
+    of_small: u32,
 }
 
 impl Default for Builder {
@@ -89,7 +94,7 @@ impl Default for Builder {
 impl Builder {
     /// An empty list: nothing matches.
     pub fn new() -> Builder {
-        Builder { bytes: [MAGIC.to_le_bytes(), [0; 4]].concat(), count: 0 }
+        Builder { bytes: [MAGIC.to_le_bytes(), [0; 4]].concat(), count: 0, of_small: 0 }
     }
 
     /// Adds a pattern.
@@ -103,7 +108,7 @@ impl Builder {
         if pattern[0] != b'/' && !(kind == Kind::Glob && pattern.starts_with(b"**")) {
             return Err(Refused::Relative);
         }
-        if self.bytes.len() + 3 + pattern.len() > PATTERNS_BYTES_MAX {
+        if self.bytes.len() + 3 + pattern.len() + END > PATTERNS_BYTES_MAX {
             return Err(Refused::ListFull);
         }
         self.bytes.push(kind as u8);
@@ -113,9 +118,15 @@ impl Builder {
         Ok(())
     }
 
+    /// The patterns that were added up to now are of files that a program must not pass over, however small they are.
+    pub fn of_small_files(&mut self) {
+        self.of_small = self.count;
+    }
+
     /// The list as bytes.
     pub fn finish(mut self) -> Vec<u8> {
         self.bytes[4..HEADER].copy_from_slice(&self.count.to_le_bytes());
+        self.bytes.extend(self.of_small.to_le_bytes());
         self.bytes
     }
 }
@@ -154,6 +165,18 @@ impl<'a> Patterns<'a> {
         self.first_match(path).is_some()
     }
 
+    /// How many of the first patterns are of small files, too.
+    pub fn of_small_files(&self) -> u32 {
+        let (mut end, mut seen) = (self.records, 0);
+        let _ = self.walk_with_rest(|at, _, _, rest| {
+            (end, seen) = (rest, at + 1);
+            ControlFlow::<()>::Continue(())
+        });
+        // Of a list that is cut, what would be the number is a part of a pattern.
+        let number = end.first_chunk::<END>().filter(|_| seen == self.count);
+        number.map_or(0, |number| u32::from_le_bytes(*number).min(self.count))
+    }
+
     /// Whether every path matches, by one pattern.
     pub fn match_everything(&self) -> bool {
         let found = self.walk(|_, kind, pattern| match (kind, pattern) {
@@ -172,13 +195,21 @@ impl<'a> Patterns<'a> {
     }
 
     fn walk<B>(&self, mut step: impl FnMut(u32, Option<Kind>, &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+        self.walk_with_rest(|at, kind, pattern, _| step(at, kind, pattern))
+    }
+
+    /// The same, with what lies behind each pattern.
+    fn walk_with_rest<B>(
+        &self,
+        mut step: impl FnMut(u32, Option<Kind>, &[u8], &'a [u8]) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
         let mut rest = self.records;
         for at in 0..self.count {
             let Some((&[kind, low, high], after)) = rest.split_first_chunk::<3>() else { break };
             let Some((pattern, after)) = after.split_at_checked(usize::from(u16::from_le_bytes([low, high]))) else {
                 break;
             };
-            step(at, Kind::from_byte(kind), pattern)?;
+            step(at, Kind::from_byte(kind), pattern, after)?;
             rest = after;
         }
         ControlFlow::Continue(())
@@ -203,6 +234,23 @@ mod tests {
         let everything = |patterns: &[(Kind, &str)]| Patterns::parse(&list(patterns)).unwrap().match_everything();
         assert!(everything(&[(Kind::File, "/a"), (Kind::Tree, "/")]));
         assert!(!everything(&[]) && !everything(&[(Kind::Directory, "/"), (Kind::File, "/"), (Kind::Tree, "/a")]));
+    }
+
+    #[test]
+    fn the_first_patterns_may_be_of_small_files() {
+        let mut builder = Builder::new();
+        builder.add(Kind::File, b"/planned").unwrap();
+        builder.of_small_files();
+        builder.add(Kind::Tree, b"/").unwrap();
+        let bytes = builder.finish();
+        let of = |bytes: &[u8]| Patterns::parse(bytes).unwrap().of_small_files();
+        assert_eq!(of(&bytes), 1);
+        // As an older manager sends it, or one that is cut.
+        for len in HEADER..bytes.len() {
+            assert_eq!(of(&bytes[..len]), 0, "{len}");
+        }
+        assert_eq!(of(&list(&[(Kind::Tree, "/")])), 0);
+        assert_eq!(of(&Builder::new().finish()), 0);
     }
 
     #[test]

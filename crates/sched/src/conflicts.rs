@@ -159,6 +159,11 @@ impl Conflicts {
         blocker.is_some()
     }
 
+    /// An older outstanding request for which a request must wait, if there is one.
+    pub(crate) fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {
+        self.files.get(&file_key(self.shared_space, table, slot))?.blocker(table, slot)
+    }
+
     /// Removes a request that completed or was cancelled, before its slot is freed; appends the requests that nothing
     /// blocks any more to `released`.
     pub(crate) fn leave(&mut self, table: &Table, slot: Slot, released: &mut Vec<Slot>) {
@@ -178,8 +183,7 @@ impl Conflicts {
             if table.state(waiter) != State::Blocked || table.seq(waiter) != seq {
                 continue;
             }
-            let index = self.files.get(&file_key(self.shared_space, table, waiter));
-            match index.and_then(|index| index.blocker(table, waiter)) {
+            match self.blocker(table, waiter) {
                 Some(next) => self.waiters.entry(next).or_default().push((waiter, seq)),
                 None => released.push(waiter),
             }
@@ -208,10 +212,10 @@ impl Conflicts {
         None
     }
 
-    /// Whether any outstanding request changes bytes of this range.
-    pub(crate) fn changes(&self, table: &Table, file: FileId, lane: LaneId, range: Range<u64>) -> bool {
+    /// Whether a request of this range would have to wait for an outstanding one.
+    pub(crate) fn hold_up(&self, table: &Table, op: Op, (file, lane): (FileId, LaneId), range: Range<u64>) -> bool {
         let index = self.files.get(&(file, if self.shared_space { LaneId(0) } else { lane }));
-        index.is_some_and(|i| i.older_conflict(table, Kind::Read, range.start, range.end, u64::MAX).is_some())
+        index.is_some_and(|i| i.older_conflict(table, Kind::of(op), range.start, range.end, u64::MAX).is_some())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::correction::CostStatus;
 use crate::cost::CostModel;
+use crate::members::Members;
 use crate::policy::{Chosen, WaitReason};
 use crate::spec::PolicySpec;
 use crate::stats::{Histograms, Report};
@@ -125,6 +126,8 @@ pub enum Event {
         /// Nanoseconds to add.
         offset_ns: i64,
     },
+    /// Nodes of this one's kind or lanes have come or gone; who follows them (`node::members`) says from when on that counts.
+    Members(Members),
 }
 
 /// The result of a cancellation.

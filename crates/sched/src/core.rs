@@ -17,9 +17,11 @@
 
 mod held;
 mod passing;
+mod pressing;
 mod removal;
 mod shared;
 mod status;
+mod withheld;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +36,7 @@ use crate::correction::Corrector;
 use crate::device_time::{DeviceTime, Sharer};
 use crate::ended::{Ended, Watch};
 use crate::limited::Portions;
+use crate::members::Agreed;
 use crate::names::Names;
 use crate::occupied::Occupied;
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, WaitReason};
@@ -45,6 +48,8 @@ use crate::table::{Slot, State, Table};
 use crate::types::{Batch, BatchId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
 use held::Held;
 use impresario_base::prefetch::fetch;
+pub(crate) use pressing::PRESSING_AFTER;
+use pressing::Pressing;
 use shared::SharedState;
 
 struct InFlight {
@@ -97,6 +102,8 @@ pub struct Core {
     speculations: Speculations,
     /// Reads that wait with the speculations of their file, and how long at most.
     held: Held,
+    /// Changes that wait for connections which take no data.
+    pressing: Pressing,
     flights: Vec<InFlight>,
     free_flights: Vec<u32>,
     corrector: Corrector,
@@ -114,6 +121,8 @@ pub struct Core {
     foreseen: Option<Arc<PredictedQueues>>,
     /// Kept for this policy and later ones.
     portions: Portions,
+    /// Kept for this policy and later ones.
+    members: Agreed,
     selected: Vec<Slot>,
     released: Vec<Slot>,
 }
@@ -156,6 +165,7 @@ impl Core {
             unlimited: false,
             speculates: false,
             shares: true,
+            minds_connections: false,
             config,
         };
         shared.apply_limits(&*policy);
@@ -168,6 +178,7 @@ impl Core {
             shared,
             policy,
             held: Held::default(),
+            pressing: Pressing::default(),
             pieced: FxHashMap::default(),
             barriers: VecDeque::new(),
             syncs: VecDeque::new(),
@@ -182,6 +193,7 @@ impl Core {
             watch: None,
             foreseen: None,
             portions: Portions::default(),
+            members: Agreed::default(),
             selected: Vec::new(),
             released: Vec::new(),
         })
@@ -211,16 +223,7 @@ impl Core {
             statistics.arrived(now, request.op.is_data().then_some(request.extent.len));
             statistics.throughputs.arrived(now, request.job);
         }
-        if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
-            let Extent { lane, file, lane_offset, .. } = request.extent;
-            // Lanes that share one space address the same bytes.
-            let all = 0..self.shared.lanes.len() as u16;
-            let lanes = if self.shared.config.shared_space { all } else { lane.0..lane.0 + 1 };
-            for lane in lanes.map(LaneId) {
-                self.speculations.changed(&mut self.shared.table, lane, file, lane_offset, request.extent.end());
-            }
-            self.held.look();
-        }
+        self.drop_changed(request);
         if self.conflicts.enter(&self.shared.table, slot) {
             self.shared.table.set_state(slot, State::Blocked);
             self.blocked += 1;
@@ -228,7 +231,23 @@ impl Core {
         } else {
             self.admit(now, slot);
         }
+        self.may_press(now, slot);
         Ok(self.shared.table.id(slot))
+    }
+
+    /// Drops speculations of what a request changes.
+    fn drop_changed(&mut self, request: &Request) {
+        if self.speculations.is_empty() || !matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
+            return;
+        }
+        let Extent { lane, file, lane_offset, .. } = request.extent;
+        // Lanes that share one space address the same bytes.
+        let all = 0..self.shared.lanes.len() as u16;
+        let lanes = if self.shared.config.shared_space { all } else { lane.0..lane.0 + 1 };
+        for lane in lanes.map(LaneId) {
+            self.speculations.changed(&mut self.shared.table, lane, file, lane_offset, request.extent.end());
+        }
+        self.held.look();
     }
 
     /// Accepts a speculative read (see the class in `doc/POLICIES.md`). Returns `None` if speculation is off, if the
@@ -317,7 +336,7 @@ impl Core {
         }
         if self.policy.reconsider(&self.shared.view(now)) {
             self.own_switches += 1;
-            self.limits_changed();
+            self.limits_changed(now);
         }
         let view = self.shared.view(now);
         // Other barriers are few; those for lanes without room wait in order.
@@ -335,11 +354,16 @@ impl Core {
             return Next::Dispatch(self.dispatch(now));
         }
         self.selected.clear();
-        let mut choice = self.policy.select(&view, &mut self.selected);
+        let pressing = self.press(now, false);
+        let view = self.shared.view(now);
+        let mut choice = pressing.unwrap_or_else(|| self.policy.select(&view, &mut self.selected));
         if let (Choice::Wait { until: Nanos::MAX, reason: WaitReason::LanesBusy }, Some(stranded)) =
             (choice, &mut self.stranded)
         {
             choice = stranded.serve(&view, &mut *self.policy, &mut self.selected).sooner(choice);
+        }
+        if let Choice::Wait { reason: WaitReason::Connection, .. } = choice {
+            choice = self.press(now, true).unwrap_or(choice);
         }
         match choice {
             Choice::Serve | Choice::ServeThrough => Next::Dispatch(self.dispatch(now)),
@@ -351,7 +375,8 @@ impl Core {
                     return Next::Dispatch(batch);
                 }
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
-                Next::Wait { until: until.min(self.hold_end(now)).min(self.bar_end()), reason }
+                let until = until.min(self.hold_end(now)).min(self.bar_end()).min(self.next_press(now, reason));
+                Next::Wait { until, reason }
             }
         }
     }
@@ -460,7 +485,8 @@ impl Core {
         (flight.extent, flight.op, flight.along, flight.read, flight.sharer) = (extent, op, along, read, sharer);
         flight.generation = flight.generation.wrapping_add(1);
         flight.slots.extend_from_slice(&self.selected);
-        Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
+        let id = BatchId(u64::from(flight.generation) << 32 | u64::from(f));
+        Batch { id, extent, op, parts, window: self.policy.window(&self.shared.view(now)) }
     }
 
     /// Handles an event. Completions of unknown batches are ignored: they were reported before.
@@ -468,6 +494,11 @@ impl Core {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
             Event::SharedClock { offset_ns } => self.shared.shared_offset_ns = offset_ns,
+            Event::Members(members) => {
+                let view = self.shared.view(now);
+                self.policy.members(&view, &members);
+                self.members.add(view.shared_now, members);
+            }
             Event::Ready { connection, ready } => {
                 let shared = &mut self.shared;
                 let changed =
@@ -589,8 +620,9 @@ impl Core {
         // Before it takes over: what is owed is a span at the portion of the rate.
         self.policy.set_portions(&self.shared.view(now), &self.portions);
         self.policy.take_over(&self.shared.view(now), old);
+        self.members.iter().for_each(|members| self.policy.members(&self.shared.view(now), members));
         self.policy.foresee(self.foreseen.clone());
-        self.limits_changed();
+        self.limits_changed(now);
         for slot in self.shared.table.in_state(|s| s == State::Queued) {
             if self.shared.table.op(slot).is_data() {
                 self.policy.enqueue(&self.shared.view(now), slot);
@@ -600,9 +632,10 @@ impl Core {
     }
 
     /// Applies the limits of a policy that has just taken over.
-    fn limits_changed(&mut self) {
+    fn limits_changed(&mut self, now: Nanos) {
         self.stranded.iter_mut().for_each(Stranded::forget);
         self.shared.apply_limits(&*self.policy);
+        self.press_anew(now);
         self.held.look();
         if !self.shared.speculates {
             self.speculations.give_up_all(&mut self.shared.table);

@@ -87,8 +87,7 @@ impl<K: Ord + Copy> SortedSet<K> {
     pub fn remove(&mut self, key: &K) -> bool {
         match &mut self.keys {
             Keys::Few(few) => {
-                let first = few.first() == Some(key);
-                let Some(at) = first.then_some(0).or_else(|| few.binary_search(key).ok()) else { return false };
+                let Some(at) = place(few, key) else { return false };
                 if at + 1 == few.len() {
                     few.pop(); // most sets have one key
                 } else {
@@ -120,10 +119,46 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// Replaces one key with another; `None` is absent.
     #[inline]
     pub fn replace(&mut self, old: Option<K>, new: Option<K>) {
-        if old != new {
-            old.map(|old| self.remove(&old));
-            new.map(|new| self.insert(new));
+        match (old, new) {
+            (Some(old), Some(new)) => self.shift(old, new),
+            (Some(old), None) => drop(self.remove(&old)),
+            (None, Some(new)) => drop(self.insert(new)),
+            (None, None) => {}
         }
+    }
+
+    /// The same of two keys. In a small set only the keys between them move.
+    fn shift(&mut self, old: K, new: K) {
+        if old == new {
+            return;
+        }
+        if let Keys::Few(few) = &mut self.keys
+            && let Some(from) = place(few, &old)
+        {
+            let few = few.as_mut_slice();
+            if few.len() == 1 {
+                few[0] = new;
+                return;
+            }
+            let to = if new > old {
+                from + before_end(&few[from + 1..], &new)
+            } else {
+                few[..from].partition_point(|k| *k < new)
+            };
+            // A key that is there already stays single.
+            let twin = if new > old { to + 1 } else { to };
+            if few.get(twin) != Some(&new) {
+                if from < to {
+                    few.copy_within(from + 1..=to, from);
+                } else {
+                    few.copy_within(to..from, to + 1);
+                }
+                few[to] = new;
+                return;
+            }
+        }
+        self.remove(&old);
+        self.insert(new);
     }
 
     /// Keys for which there is memory.
@@ -178,6 +213,22 @@ impl<K: Ord + Copy> SortedSet<K> {
             None => c.checked_sub(1).and_then(|c| chunks.get(c)).and_then(|c| c.keys.last()).copied(),
         };
         (before, keys.get(at).copied().or_else(|| chunks.get(c + 1).map(|next| next.first)))
+    }
+}
+
+/// Where a key of a small set is; most that move or leave are its first.
+#[inline]
+fn place<K: Ord>(few: &[K], key: &K) -> Option<usize> {
+    if few.first() == Some(key) { Some(0) } else { few.binary_search(key).ok() }
+}
+
+/// How many of these keys are below `key`; it often goes to an end.
+#[inline]
+fn before_end<K: Ord>(keys: &[K], key: &K) -> usize {
+    match keys {
+        [first, ..] if first >= key => 0,
+        [.., last] if last < key => keys.len(),
+        keys => keys.partition_point(|k| k < key),
     }
 }
 
@@ -331,11 +382,25 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn behaves_as_the_standard_set(ops in proptest::collection::vec((0u8..6, 0u32..900), 0..3000)) {
+        fn behaves_as_the_standard_set(ops in proptest::collection::vec((0u8..8, 0u32..900), 0..3000), keys in 1u32..900) {
             let mut ours = SortedSet::default();
             let mut reference = BTreeSet::new();
             for (what, key) in ops {
+                let key = key % keys;
                 match what {
+                    // Whether the one is there, or the other already.
+                    6 | 7 => {
+                        let old = match what {
+                            6 => reference.iter().nth(key as usize % 7).copied(),
+                            _ => (key % 3 > 0).then_some(key),
+                        };
+                        let new = (key % 5 > 0).then_some(key * 7 % keys);
+                        ours.replace(old, new);
+                        if old != new {
+                            old.map(|old| reference.remove(&old));
+                            new.map(|new| reference.insert(new));
+                        }
+                    }
                     0 | 1 => prop_assert_eq!(ours.insert(key), reference.insert(key)),
                     2 => prop_assert_eq!(ours.remove(&key), reference.remove(&key)),
                     // Near the start, as most keys leave.

@@ -1,5 +1,6 @@
 //! The outstanding requests, in one bounded table shared by the core, the conflicts and the policies.
 
+use crate::names::Naming;
 use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
 use impresario_base::prefetch::fetch;
 use impresario_base::slab::extend;
@@ -114,7 +115,7 @@ pub(crate) enum State {
     Queued,
     /// A predicted read; the core starts it when it delays no request.
     Speculative,
-    /// A read that is served beside scheduling; what is left of it may be queued.
+    /// It is served beside scheduling; what is left of a read may be queued.
     Passing,
     InFlight,
 }
@@ -206,6 +207,9 @@ impl FreeSlots {
 pub struct Table {
     entries: Vec<Entry>,
     details: Vec<Details>,
+    /// Apart, as most servers have none.
+    namings: BySlot<Naming>,
+    has_namings: bool,
     free: FreeSlots,
     capacity: u32,
     next_seq: u64,
@@ -219,7 +223,9 @@ impl Table {
 
     pub(crate) fn new(capacity: u32) -> Table {
         let capacity = capacity.clamp(1, Self::CAPACITY_MAX);
-        Table { entries: Vec::new(), details: Vec::new(), free: FreeSlots::default(), capacity, next_seq: 0 }
+        let (entries, details, free) = (Vec::new(), Vec::new(), FreeSlots::default());
+        let namings = BySlot::new(Naming::default());
+        Table { entries, details, namings, has_namings: false, free, capacity, next_seq: 0 }
     }
 
     /// Requests outstanding.
@@ -258,12 +264,16 @@ impl Table {
             }
             None => return None,
         };
-        let Request { extent, arrival, client, conn, job, user, op, .. } = *request;
+        let Request { extent, arrival, client, conn, job, user, op, naming, .. } = *request;
         let Extent { file, lane, file_offset, lane_offset, len } = extent;
         let seq = self.next_seq;
         self.next_seq += 1;
         self.entries[slot.index()] = Entry { lane_offset, len, seq, file, lane, op, state: State::Queued };
         self.details[slot.index()] = Details { arrival, file_offset, client, conn, job, user };
+        if self.has_namings || naming != Naming::default() {
+            self.has_namings = true;
+            self.namings.set(slot, naming);
+        }
         Some(slot)
     }
 
@@ -292,7 +302,8 @@ impl Table {
     /// The whole request.
     pub fn request(&self, slot: Slot) -> Request {
         let Details { arrival, client, conn, job, user, .. } = self.details[slot.index()];
-        Request { id: self.id(slot), extent: self.extent(slot), arrival, client, conn, job, user, op: self.op(slot) }
+        let (id, extent, op, naming) = (self.id(slot), self.extent(slot), self.op(slot), self.naming(slot));
+        Request { id, extent, arrival, client, conn, job, user, op, naming }
     }
 
     /// The extent it acts on.
@@ -372,6 +383,11 @@ impl Table {
     /// Its user.
     pub fn user(&self, slot: Slot) -> UserId {
         self.details[slot.index()].user
+    }
+
+    /// What else is known of it.
+    pub fn naming(&self, slot: Slot) -> Naming {
+        self.namings.get(slot)
     }
 
     /// Cuts off the first `len` bytes of a request, which are dispatched.

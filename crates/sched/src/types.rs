@@ -4,6 +4,8 @@ pub use impresario_base::Nanos;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::names::Naming;
+
 macro_rules! interned {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
@@ -116,6 +118,8 @@ pub struct Request {
     pub user: UserId,
     /// Its operation.
     pub op: Op,
+    /// What else rules may match.
+    pub naming: Naming,
 }
 
 impl Request {
@@ -130,6 +134,7 @@ impl Request {
             job: Default::default(),
             user: Default::default(),
             op,
+            naming: Naming::default(),
         }
     }
 }
@@ -161,4 +166,7 @@ pub struct Batch {
     pub op: Op,
     /// In offset order; never empty.
     pub parts: Parts,
+    /// The number of the time window of the policy in which it was released; 0: the policy has none. What is merged below
+    /// the scheduler is of one window.
+    pub window: u64,
 }

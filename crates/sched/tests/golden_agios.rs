@@ -362,7 +362,7 @@ fn wfq_pays_for_what_goes_along() {
 fn wfq_explains_and_refuses() {
     let rules = "big: job=17 & op=read {quantum_bytes=262144}; rest: * {}";
     let core = core(p("wfq").with("rules", rules), 1);
-    let who = Who { job: 17, user: 1, client: 2, file: 3, op: Op::Read };
+    let who = Who { job: 17, user: 1, client: 2, file: 3, op: Op::Read, naming: Default::default() };
     assert_eq!(core.explain(Nanos::ZERO, &who).unwrap(), "queue of job 17: 262144 bytes a round (rule big)");
     let other = core.explain(Nanos::ZERO, &Who { op: Op::Write, ..who }).unwrap();
     assert_eq!(other, "queue of job 17: 65536 bytes a round (rule rest)");

@@ -86,7 +86,9 @@ impl Bench {
     }
 
     fn explain(&self, job: u64) -> String {
-        self.core.explain(self.now, &Who { job, user: 0, client: job, file: job, op: Op::Read }).unwrap()
+        self.core
+            .explain(self.now, &Who { job, user: 0, client: job, file: job, op: Op::Read, naming: Default::default() })
+            .unwrap()
     }
 }
 

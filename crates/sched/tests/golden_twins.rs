@@ -1,7 +1,7 @@
 //! The options of `twins`, worked by hand, and the guarantees of the paper's windows.
 
 use impresario_sched::{
-    Batch, Completion, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec, Request,
+    Batch, Completion, Core, CoreConfig, Event, Extent, FileId, LaneId, Members, Nanos, Next, Op, PolicySpec, Request,
     WaitReason,
 };
 
@@ -193,6 +193,28 @@ fn in_flight_per_server_is_a_limit_of_its_own() {
         // A switch to a policy without the limit restores the configured one.
         core.reconfigure(Nanos(1), &PolicySpec::named("fifo")).unwrap();
         assert_eq!(core.status().lanes[0].limit_batches, Some(4));
+    }
+}
+
+/// What is merged below the scheduler is of one window: batches say which.
+#[test]
+fn batches_carry_the_number_of_their_window() {
+    let window = |core: &mut Core, at| {
+        push(core, at, &[(0, 1, at.0 / MS), (1, 1, at.0 / MS)]);
+        let batch = dispatch(core, at);
+        complete(core, at, &batch);
+        (batch.extent.lane.0, batch.window)
+    };
+    for timer in ["shared", "local"] {
+        let mut core = core(twins().with("timer", timer), 2, 4);
+        let first = window(&mut core, us(0));
+        assert!(first.1 > 0);
+        assert_eq!(window(&mut core, us(999)), first, "the same");
+        assert_eq!(window(&mut core, us(1000)), (1 - first.0, first.1 + 1));
+        // The next one of this server is not the same.
+        assert_eq!(window(&mut core, us(2000)), (first.0, first.1 + 2));
+        core.reconfigure(us(2000), &PolicySpec::named("fifo")).unwrap();
+        assert_eq!(window(&mut core, us(2500)).1, 0, "there are none");
     }
 }
 
@@ -436,4 +458,54 @@ fn a_change_of_parameters_forgets_nothing() {
     assert!((1..20).contains(&before), "held for {before} times, then no longer");
     core.reconfigure(us(40_000), &anticipating().with("window_us", 1_999_000)).unwrap();
     assert!(holds(&mut core, 40..60) <= 1, "the account is still empty");
+}
+
+/// Of four nodes two are gone. Before the agreed instant the two that are left always meet at the same server; from then on
+/// never, and no window is cut off or lost in between.
+#[test]
+fn nodes_that_are_left_do_not_meet() {
+    let node = |node_rank| {
+        let config = CoreConfig { lanes: 2, node_rank, ..CoreConfig::single_lane(256) };
+        Core::new(config, &twins()).unwrap()
+    };
+    let (mut first, mut third) = (node(0), node(2));
+    for (rank, core) in [(0, &mut first), (1, &mut third)] {
+        let from_shared = Nanos(10 * MS);
+        core.event(Nanos(3 * MS), Event::Members(Members { from_shared, rank, absent: Vec::new() }));
+    }
+    for window in 3..20 {
+        let now = Nanos(window * MS + MS / 3);
+        let [a, b] = [&mut first, &mut third].map(|core| served_at(core, 2, now));
+        assert_eq!(a == b, window < 10, "window {window}");
+    }
+}
+
+/// A server that hangs loses its window to the others at the agreed instant; what is asked of it is served whenever it has room.
+#[test]
+fn a_server_that_hangs_has_no_window() {
+    let mut core = core(twins(), 3, 1);
+    let absent = vec![LaneId(1)];
+    core.event(Nanos(0), Event::Members(Members { from_shared: Nanos(6 * MS), rank: 0, absent: absent.clone() }));
+    push(&mut core, Nanos(4 * MS), &[(1, 1, 0), (2, 1, 0)]);
+    assert_eq!(serve(&mut core, Nanos(4 * MS)), [(1, 1, 0, 1)], "it still has its window");
+    // The window of server 2 would come at 5 ms, at 8 ms and so on; from 6 ms on it has every second one.
+    assert_eq!(wait(&mut core, Nanos(4 * MS)), (Nanos(5 * MS), WaitReason::Window));
+    assert_eq!(serve(&mut core, Nanos(5 * MS)).len(), 1);
+    push(&mut core, Nanos(5 * MS + 1), &[(1, 1, 100)]);
+    assert_eq!(wait(&mut core, Nanos(5 * MS + 1)), (Nanos(6 * MS), WaitReason::Window), "the agreed instant");
+    assert_eq!(serve(&mut core, Nanos(6 * MS)), [(1, 1, 100, 1)], "it needs no window any more");
+    for window in 6..20u64 {
+        let now = Nanos(window * MS);
+        push(&mut core, now, &[(0, 1, 1000 + 4 * window), (2, 1, 1000 + 4 * window)]);
+        let mut served: Vec<u16> = serve(&mut core, now).iter().map(|served| served.0).collect();
+        served.dedup();
+        assert_eq!(served, [if window % 2 == 0 { 0 } else { 2 }], "window {window}");
+    }
+    // It survives a change of parameters, and ends as it began.
+    core.reconfigure(Nanos(20 * MS), &twins().with("merge", "on")).unwrap();
+    push(&mut core, Nanos(20 * MS), &[(1, 1, 200)]);
+    assert!(serve(&mut core, Nanos(20 * MS)).iter().any(|served| served.0 == 1));
+    core.event(Nanos(20 * MS), Event::Members(Members { from_shared: Nanos(20 * MS), rank: 0, absent: Vec::new() }));
+    push(&mut core, Nanos(20 * MS), &[(1, 1, 300)]);
+    assert!(serve(&mut core, Nanos(20 * MS)).iter().all(|served| served.0 != 1), "window 20 is that of server 2");
 }

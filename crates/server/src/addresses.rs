@@ -193,6 +193,20 @@ impl Share {
         self.account.bytes.fetch_add(bytes, Ordering::SeqCst);
         self.bytes += bytes;
     }
+
+    /// Gives back what it has beyond `bytes`.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let spare = self.bytes.saturating_sub(bytes);
+        if spare == 0 {
+            return;
+        }
+        self.bytes -= spare;
+        self.account.bytes.fetch_sub(spare, Ordering::SeqCst);
+        if self.account.waiting.load(Ordering::SeqCst) > 0 {
+            drop(self.account.lock.lock());
+            self.account.freed.notify_all();
+        }
+    }
 }
 
 impl Drop for Tenancy {
@@ -206,14 +220,7 @@ impl Drop for Tenancy {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        self.account.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
-        if self.account.waiting.load(Ordering::SeqCst) > 0 {
-            drop(self.account.lock.lock());
-            self.account.freed.notify_all();
-        }
+        self.shrink_to(0);
     }
 }
 

@@ -65,6 +65,8 @@ struct Gate {
     state: Mutex<Load>,
     room: Condvar,
     bytes_max: u64,
+    /// The number of the call that waits for room, and behind which nothing is read; 0: none does.
+    waiting_call: AtomicU64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -83,6 +85,30 @@ impl Gate {
         load.waiting -= 1;
         load
     }
+
+    /// The call waits for room until this is dropped.
+    fn waits_with(&self, call: u64) -> WaitsForRoom<'_> {
+        self.waiting_call.store(call, Ordering::Relaxed);
+        WaitsForRoom(self)
+    }
+
+    /// Calls that are answered, and bytes that are no longer under way.
+    fn give_back(&self, calls: u32, bytes: u64) {
+        let mut load = self.state.lock();
+        load.calls -= calls;
+        load.bytes -= bytes;
+        if load.waiting > 0 {
+            self.room.notify_all();
+        }
+    }
+}
+
+struct WaitsForRoom<'a>(&'a Gate);
+
+impl Drop for WaitsForRoom<'_> {
+    fn drop(&mut self) {
+        self.0.waiting_call.store(0, Ordering::Relaxed);
+    }
 }
 
 impl Connection {
@@ -94,7 +120,7 @@ impl Connection {
         bytes_max: u64,
         tenancy: Option<Tenancy>,
     ) -> Arc<Connection> {
-        let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
+        let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max, waiting_call: AtomicU64::new(0) };
         let (made, hello, under) = (Instant::now(), OnceLock::new(), OnceLock::new());
         let (ended, server_stops, active_ms, owing_ms, due_ms) = Default::default();
         Arc::new(Connection {
@@ -266,13 +292,19 @@ impl Connection {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Waits until the connection may have another call with `bytes` of payload or reply under way;
+    /// Waits until the connection may have the call of that number with `bytes` of payload or reply under way;
     /// the error says why not.
     /// More of it may be asked for later only unless `is_whole`.
-    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, is_whole: bool, patience: Duration) -> Result<Slot, Denied> {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        call: u64,
+        bytes: u64,
+        is_whole: bool,
+        patience: Duration,
+    ) -> Result<Slot, Denied> {
         let deadline = Instant::now() + patience;
-        self.enter(bytes).ok_or(Denied::Ended)?;
-        let mut slot = Slot { connection: self.clone(), bytes, reservation: None, share: None };
+        self.enter(call, bytes).ok_or(Denied::Ended)?;
+        let mut slot = Slot { connection: self.clone(), bytes, booked_body: false, reservation: None, share: None };
         // At once or, with nothing held back from the client meanwhile, later.
         if let Some(tenancy) = &self.tenancy {
             let mut share = tenancy.share(bytes, Duration::ZERO);
@@ -300,8 +332,9 @@ impl Connection {
     }
 
     /// Counts a call in, as soon as the connection's limits allow it; `None` when the connection ended meanwhile.
-    fn enter(&self, bytes: u64) -> Option<()> {
+    fn enter(&self, call: u64, bytes: u64) -> Option<()> {
         let mut load = self.gate.state.lock();
+        let mut waits = None;
         // One call is always allowed, whatever its size: it was checked against the largest payload.
         while load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
             // How long depends on this client alone (it does not read its replies, or its requests are
@@ -309,6 +342,7 @@ impl Connection {
             if self.has_ended() || self.outbox.peer_is_gone() {
                 return None;
             }
+            waits.get_or_insert_with(|| self.gate.waits_with(call));
             drop(load);
             self.waits();
             load = self.gate.state.lock();
@@ -321,6 +355,11 @@ impl Connection {
         Some(())
     }
 
+    /// The first of the calls that are not read before others of the connection are done; `None`: all are read as they come.
+    pub(crate) fn unread_from(&self) -> Option<u64> {
+        Some(self.gate.waiting_call.load(Ordering::Relaxed)).filter(|call| *call > 0)
+    }
+
     /// The thread that receives is about to wait for room, or goes on waiting.
     fn waits(&self) {
         // It may be that of another connection.
@@ -330,8 +369,8 @@ impl Connection {
 
     /// A slot for an answer to a call that is not served; `None` when the connection ended meanwhile. Needs no memory.
     pub(crate) fn admit_answer(self: &Arc<Self>) -> Option<Slot> {
-        self.enter(0)?;
-        Some(Slot { connection: self.clone(), bytes: 0, reservation: None, share: None })
+        self.enter(0, 0)?;
+        Some(Slot { connection: self.clone(), bytes: 0, booked_body: false, reservation: None, share: None })
     }
 
     /// Waits until every accepted call is answered and the answers have left; false when time ran out.
@@ -383,6 +422,8 @@ pub(crate) enum Denied {
 pub(crate) struct Slot {
     connection: Arc<Connection>,
     bytes: u64,
+    /// All of it is for the body of the answer.
+    booked_body: bool,
     reservation: Option<Reservation>,
     share: Option<Share>,
 }
@@ -396,10 +437,29 @@ impl Slot {
         let connection = &self.connection;
         self.reservation.as_mut().is_none_or(|reservation| reservation.grow(bytes, patience, &|| connection.waits()))
     }
+
+    /// What it was admitted with is for the body of the answer, of which that is the most.
+    pub(crate) fn book_body(&mut self) {
+        self.booked_body = true;
+    }
+
+    /// The body of the answer has this length. True if it was booked; what was booked beyond it is given back.
+    fn keeps_body(&mut self, bytes: u64) -> bool {
+        let spare = self.bytes.saturating_sub(bytes);
+        if !self.booked_body || bytes > self.bytes {
+            return false;
+        }
+        self.bytes = bytes;
+        self.share.iter_mut().for_each(|share| share.shrink_to(bytes));
+        self.reservation.iter_mut().for_each(|reservation| reservation.shrink_to(bytes));
+        self.connection.gate.give_back(0, spare);
+        true
+    }
 }
 
-/// The memory of an answer's body, or of a call's that is passed on, until it has left. Bodies are not reserved beforehand, as
-/// their lengths are not known: a connection with many of them unread is given no further call, and a server with many of them admits no more payload.
+/// The memory of an answer's body, or of a call's that is passed on, until it has left, where none was booked beforehand
+/// ([`Slot::book_body`]): a connection with many of them unread is given no further call, and a server with many of them admits no
+/// more payload.
 struct Body {
     slot: Arc<Slot>,
     bytes: u64,
@@ -423,12 +483,7 @@ impl Drop for Body {
 impl Drop for Slot {
     fn drop(&mut self) {
         drop(self.reservation.take());
-        let mut load = self.connection.gate.state.lock();
-        load.calls -= 1;
-        load.bytes -= self.bytes;
-        if load.waiting > 0 {
-            self.connection.gate.room.notify_all();
-        }
+        self.connection.gate.give_back(1, self.bytes);
     }
 }
 
@@ -500,6 +555,11 @@ impl Reply {
         self.slot = None;
     }
 
+    /// The connection that its call came on, and the call's number there; `None` once it is answered.
+    pub(crate) fn call(&self) -> Option<(&Arc<Connection>, u64)> {
+        self.slot.as_ref().map(|slot| (&slot.connection, self.id))
+    }
+
     /// The client has closed the connection, as far as this machine knows.
     pub(crate) fn client_is_gone(&self) -> bool {
         self.slot.as_ref().is_some_and(|slot| slot.connection.outbox.peer_is_gone())
@@ -539,8 +599,12 @@ fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Arc<Slot>) {
 }
 
 /// What a frame with a body of this length holds.
-fn hold(slot: Arc<Slot>, bytes: usize) -> Hold {
-    match bytes as u64 {
+fn hold(mut slot: Arc<Slot>, bytes: usize) -> Hold {
+    let bytes = bytes as u64;
+    if Arc::get_mut(&mut slot).is_some_and(|slot| slot.keeps_body(bytes)) {
+        return slot;
+    }
+    match bytes {
         0..BODY_CHARGED_BYTES => slot,
         bytes => Arc::new(Body::new(slot, bytes)),
     }

@@ -9,6 +9,8 @@ mod losses;
 mod modelled;
 #[cfg(test)]
 mod simulated;
+#[cfg(test)]
+mod simulated_cluster;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -18,18 +20,20 @@ use std::time::Duration;
 
 use impresario_engine::{Engine, EngineConfig, Passing, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues, policy};
+use impresario_sched::{ConnId, Does, LaneId, Naming, Op, PolicySpec, PredictedQueues, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, HeldKeys, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
-use crate::grants::{Exchange, Peers};
+use crate::grants::Limits;
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::{Bulk, HELD_FRAME_BYTES, let_own_replies_go};
 use crate::owed::{Came, Owed, Run, Shared, send_parts};
-use crate::payload::Slice;
+use crate::payload::{Buffer, Slice};
+use crate::peers::{Exchange, Peers};
 use crate::readiness::MindsConnections;
 use crate::request_trace::{RequestTrace, TraceSettings};
+use crate::withheld::{Bell, GivenUp, Teller};
 use callers::Callers;
 pub(crate) use departure::Departure;
 pub(crate) use disk::{Disk, SYNCS_MAX};
@@ -38,6 +42,8 @@ pub(crate) use ledger::stale;
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// The part of their timeout for which clients wait for the end of a move: less than after which they give up a silent server.
+const HOLD_PART: u32 = 3;
 
 /// A request on its way through the engine.
 pub(crate) struct Item {
@@ -60,8 +66,9 @@ pub struct DataServer {
     foresees: AtomicBool,
     trace: Arc<RequestTrace<Item>>,
     runs: Arc<EarlierRuns>,
-    limits: Exchange,
+    limits: Exchange<Limits>,
     departure: Arc<Departure>,
+    teller: Teller,
 }
 
 /// What became of a request that might pass scheduling by.
@@ -76,7 +83,7 @@ enum Passed<'a> {
 
 impl DataServer {
     /// A server of `store`, scheduled as `engine` says; with a device model, `disk` has it in front. Clients wait for
-    /// `hold_max` at most for the end of a move.
+    /// `timeout` at most for an answer.
     pub(crate) fn new(
         vitals: Vitals,
         disk: Arc<Disk>,
@@ -84,7 +91,7 @@ impl DataServer {
         trace: TraceSettings,
         earlier_runs: Vec<PathBuf>,
         peers: Peers,
-        hold_max: Duration,
+        timeout: Duration,
     ) -> Result<Arc<DataServer>, String> {
         let asked = MindsConnections::new(&engine.policy);
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
@@ -109,16 +116,36 @@ impl DataServer {
         let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
         let callers = Callers::default();
-        let limits = Exchange::new(vitals.name(), peers, &engine, &policy).map_err(|e| e.to_string())?;
-        let departure = Arc::new(Departure::new(hold_max));
-        let server =
-            DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs, limits, departure };
-        Ok(Arc::new(server))
+        let limits = Exchange::of_limits(vitals.name(), peers, &engine, &policy).map_err(|e| e.to_string())?;
+        let departure = Arc::new(Departure::new(timeout / HOLD_PART));
+        let teller = Teller::start(Bell::default(), timeout, {
+            let engine = engine.clone();
+            move |waiting| {
+                engine.for_each_withheld(&|_| false, |item| {
+                    item.owed.reply().into_iter().for_each(|reply| waiting.add(reply))
+                });
+            }
+        })?;
+        Ok(Arc::new(DataServer {
+            vitals,
+            engine,
+            disk,
+            ledger,
+            callers,
+            asked,
+            foresees,
+            trace,
+            runs,
+            limits,
+            departure,
+            teller,
+        }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
         self.limits.stop();
+        self.teller.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
         self.trace.end();
         self.runs.stop();
@@ -138,11 +165,33 @@ impl DataServer {
                 self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
             }
         }
+        self.may_withhold();
     }
 
-    /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
-    /// gives back what is to be scheduled.
+    /// A client does not want requests any more that a rule withholds.
+    fn give_up(&self, given_up: &GivenUp, reply: Reply) {
+        let is_given_up = |item: &Item| item.owed.reply().is_some_and(|reply| given_up.has(reply));
+        for mut item in self.engine.cancel_where(is_given_up) {
+            // Before the reply, with which the permission to hold it goes.
+            item.payload = None;
+            item.owed.fulfil(Came::Failed(GivenUp::fault()));
+        }
+        reply.send(&Answer::Done);
+    }
+
+    /// Requests were queued, which a rule may withhold.
+    fn may_withhold(&self) {
+        if self.engine.may_withhold() {
+            self.teller.ask();
+        }
+    }
+
+    /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones, or a
+    /// write that only goes there; else gives back what is to be scheduled.
     fn pass(&self, submission: &Submission, mut item: Item, run: &mut Run) -> Passed<'_> {
+        if submission.op == Op::Write {
+            return self.pass_write(submission, item);
+        }
         if submission.op != Op::Read || !self.engine.lets_pass() || !self.disk.may_have() {
             return Passed::Not(item);
         }
@@ -156,6 +205,25 @@ impl DataServer {
                 passing.served(moved_bytes);
                 Passed::Whole
             }
+        }
+    }
+
+    fn pass_write(&self, submission: &Submission, mut item: Item) -> Passed<'_> {
+        let range = (submission.lane_offset, submission.len);
+        let Some(payload) = &item.payload else { return Passed::Not(item) };
+        if !self.engine.lets_pass() || !self.disk.may_dirty(item.file, range) {
+            return Passed::Not(item);
+        }
+        let Some(passing) = self.engine.pass(submission) else { return Passed::Not(item) };
+        match self.disk.write_at_once(item.file, range.0, payload) {
+            Some(loss) => {
+                passing.served(range.1);
+                // Before the reply, with which the permission to hold it goes.
+                item.payload = None;
+                item.owed.fulfil(Came::Written(range.1, loss));
+                Passed::Whole
+            }
+            None => Passed::Not(item),
         }
     }
 
@@ -188,6 +256,42 @@ impl DataServer {
         passed.send();
         if !requests.is_empty() {
             self.refuse(self.engine.submit_all(requests));
+            self.may_withhold();
+        }
+    }
+
+    /// The same of a write, whose bytes are back to back in the payload: answered once, when all extents are written.
+    fn submit_written_list(
+        &self,
+        conn: ConnId,
+        who: Who,
+        file: FileKey,
+        extents: &Extents,
+        payload: Arc<Buffer>,
+        reply: Reply,
+    ) {
+        let shared = Shared::new(reply, payload.len() as u64, false);
+        let mut at = 0;
+        let mut requests = Vec::with_capacity(extents.count() as usize);
+        for (offset, len) in extents.iter() {
+            let (from, len) = (at, u64::from(len));
+            at += len;
+            let owed = Owed::Part { shared: shared.clone(), at: from, len };
+            let payload = Some(Slice::new(payload.clone(), from as usize..at as usize));
+            let submission = submission(conn, who, Op::Write, file, (offset, len));
+            let ahead = self.foresee(Op::Write, file, (offset, len), who);
+            let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
+            let item = Item { file, payload, change: None, owed };
+            // None passes one before it, which it may overlap.
+            let passed = if requests.is_empty() { self.pass_write(&submission, item) } else { Passed::Not(item) };
+            match passed {
+                Passed::Not(item) => requests.extend(std::iter::once((submission, item)).chain(ahead)),
+                Passed::Whole | Passed::Part(..) => requests.extend(ahead),
+            }
+        }
+        if !requests.is_empty() {
+            self.refuse(self.engine.submit_all(requests));
+            self.may_withhold();
         }
     }
 
@@ -222,6 +326,7 @@ impl DataServer {
     fn serve_unscheduled(&self, conn: ConnId, call: Call, reply: Reply) {
         match call {
             Call::Move(step) => reply.send(&self.step_of_move(conn, step)),
+            Call::GiveUp { calls } => self.give_up(&GivenUp { conn, calls }, reply),
             Call::ObjectStat { file } => self.disk.stat(file, reply),
             Call::ObjectSeek { file, from, to } => self.disk.seek(file, from, to, reply),
             Call::ListObjects { from, max } => self.disk.list(from, max, reply),
@@ -245,6 +350,8 @@ impl DataServer {
                         self.disk.rest();
                     }
                     self.limits.follow(&spec);
+                    // Of those that wait already.
+                    self.teller.ask();
                 }
             }
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),
@@ -300,7 +407,7 @@ impl Service for DataServer {
             return reply.forget();
         }
         let payload_bytes = payload.as_ref().map_or(0, |p| p.len() as u64);
-        let (mut others, mut change) = (Vec::new(), None);
+        let (mut others, mut change, mut list) = (Vec::new(), None, None);
         let (who, file, op, range) = match call {
             Call::ReadList { who, file, extents } => {
                 // Reads change nothing: they need not be with the scheduler before their client's next epoch.
@@ -315,6 +422,18 @@ impl Service for DataServer {
             Call::WriteMerged { who, others: with, file, lane_offset } => {
                 others = with;
                 (who, file, Op::Write, (lane_offset, payload_bytes))
+            }
+            Call::WriteList { who, others: with, file, extents } => {
+                match extents.check(u64::MAX) {
+                    Ok(bytes) if bytes == payload_bytes => {}
+                    Ok(bytes) => {
+                        let what = format!("the extents of the list have {bytes} bytes, its payload {payload_bytes}");
+                        return reply.fault(libc::EINVAL, what);
+                    }
+                    Err(bad) => return reply.fault(libc::EINVAL, bad.to_string()),
+                }
+                (others, list) = (with, Some(extents));
+                (who, file, Op::Write, (0, payload_bytes))
             }
             Call::Sync { who, file } => (who, file, Op::Sync, (0, u64::MAX)),
             Call::Truncate { who, file, len } => (who, file, Op::Truncate, (len, u64::MAX)),
@@ -359,7 +478,12 @@ impl Service for DataServer {
                 if op == Op::Sync {
                     self.ledger.tidy(self.disk.store());
                 }
-                let payload = payload.map(|buffer| Slice::new(Arc::new(buffer), 0..payload_bytes as usize));
+                let payload = payload.map(Arc::new);
+                if let (Some(extents), Some(payload)) = (list, &payload) {
+                    let payload = payload.clone();
+                    return self.submit_written_list(*conn, who, file, &extents, payload, reply);
+                }
+                let payload = payload.map(|buffer| Slice::new(buffer, 0..payload_bytes as usize));
                 let owed = Owed::Whole { reply, len: range.1, reads: op == Op::Read };
                 self.submit(*conn, who, op, range, Item { file, payload, change, owed });
             }
@@ -397,6 +521,7 @@ fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64
         conn,
         job: who.job,
         user: who.user,
+        naming: Naming { call: None, folders: who.folders },
         speculative: false,
     }
 }
@@ -419,9 +544,12 @@ pub(crate) fn check_range(offset: u64, len: u64) -> Result<(), Fault> {
 
 /// Tells what an engine's policy does with the requests that the call describes.
 pub(crate) fn explain<T: Send>(engine: &Engine<T>, call: &Call, reply: Reply) {
-    let Call::Explain { job, user, client, file, write } = *call else { return };
-    let op = if write { Op::Write } else { Op::Read };
-    let who = impresario_sched::Who { job, user: u64::from(user), client, file, op };
+    let Call::Explain { job, user, client, file, ref op, folders } = *call else { return };
+    let Some(does) = Does::named(op) else {
+        return reply.fault(libc::EINVAL, format!("there is no operation {op:?} in rules"));
+    };
+    let (op, call) = does.parts();
+    let who = impresario_sched::Who { job, user: u64::from(user), client, file, op, naming: Naming { call, folders } };
     let told = engine
         .explain(&who)
         .unwrap_or_else(|| format!("{} treats all applications, users and clients alike", engine.status().policy.name));

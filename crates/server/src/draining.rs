@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_base::folders::Folders;
 use impresario_client::{Client, ClientError, ClientOptions, Link, LinkOptions, Via};
 use impresario_config::{Config, DataState, Server};
 use impresario_layout::Layout;
@@ -339,7 +340,7 @@ impl Drainer<'_> {
                 self.check_stopped()?;
                 let len = (end - at).min(PIECE_BYTES as u64) as usize;
                 let piece = self.piece.get_mut(..len).unwrap_or_default();
-                let got = self.client.read_made(from.file, &from.layout, made, at, piece)?;
+                let got = self.client.read_made(Folders::default(), from.file, &from.layout, made, at, piece)?;
                 let piece = piece.get(..got).unwrap_or_default();
                 self.client.write(to.file, &to.layout, at, piece)?;
                 self.so_far.bytes += got as u64;

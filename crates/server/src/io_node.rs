@@ -1,6 +1,7 @@
 //! The I/O node: clients' file ranges become scheduled requests, which are forwarded to the data servers, or to a folder
 //! of a file system; metadata passes through unscheduled.
 
+mod below;
 mod family;
 mod forward;
 mod hung;
@@ -19,21 +20,24 @@ use impresario_engine::{Engine, EngineConfig, Refused, Submission};
 use impresario_foresight::ALONE_MAX;
 use impresario_layout::Piece;
 use impresario_node::session::Fence;
-use impresario_node::{core_requests, whole_request};
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues};
+use impresario_node::{Merging, core_requests, whole_request};
+use impresario_sched::{ConnId, LaneId, Naming, Op, PolicySpec, PredictedQueues};
 use impresario_wire::{Answer, Call, Fault, FileKey, SpaceChange, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::data::check_range;
 use crate::data_servers::DataServers;
 use crate::earlier_runs::EarlierRuns;
-use crate::grants::{Exchange, Peers};
+use crate::grants::Limits;
 use crate::listener::{Incoming, Service, Vitals, before_waiting};
+use crate::members::{self, Turns};
 use crate::outbox::Bulk;
 use crate::owed::{Came, Owed};
 use crate::payload::{Buffer, Slice};
+use crate::peers::{Exchange, Peers};
 use crate::readiness::MindsConnections;
 use crate::request_trace::{RequestTrace, TraceSettings};
+use crate::withheld::{Bell, GivenUp, Teller};
 use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 use family::Family;
 use forward::Forwarder;
@@ -92,7 +96,9 @@ pub(crate) struct IoSettings {
     pub(crate) engine: EngineConfig,
     /// Forwarded requests in flight at once.
     pub(crate) in_flight_requests: usize,
-    /// Neighbours merged into one forwarded request at most.
+    /// What is merged into one forwarded request.
+    pub(crate) merging: Merging,
+    /// Requests merged into one at most.
     pub(crate) merge_requests: usize,
     /// Length of a merged request at most, bytes.
     pub(crate) merge_bytes: u64,
@@ -102,8 +108,10 @@ pub(crate) struct IoSettings {
     pub(crate) trace: TraceSettings,
     /// Traces of earlier runs.
     pub(crate) earlier_runs: Vec<PathBuf>,
-    /// The I/O nodes that limits over all of them are shared with.
+    /// The I/O nodes that limits over all of them are shared with, and that take turns with this one.
     pub(crate) peers: Peers,
+    /// After which a call without an answer fails.
+    pub(crate) timeout: Duration,
 }
 
 /// What an I/O node stands in front of.
@@ -134,7 +142,9 @@ pub struct IoNode {
     hints: Workers,
     trace: Arc<RequestTrace<Item>>,
     runs: Arc<EarlierRuns>,
-    limits: Exchange,
+    limits: Exchange<Limits>,
+    turns: Exchange<Turns>,
+    teller: Teller,
 }
 
 /// What is kept for a client.
@@ -166,15 +176,17 @@ struct FileRequest {
 impl IoNode {
     pub(crate) fn new(vitals: Vitals, below: Below, settings: IoSettings) -> Result<Arc<IoNode>, String> {
         let asked = MindsConnections::new(&settings.engine.policy);
-        let (storage, identity, names): (Arc<dyn Storage>, _, _) = match below {
-            Below::Cluster(DataServers { striped, identity, .. }, upstream) => {
-                let (name, servers) = (vitals.name().to_string(), settings.engine.lanes);
-                let cluster = Cluster { name, striped, servers, pool: vitals.pool().clone() };
-                (Arc::new(cluster), identity, Names::MetadataServer(Arc::new(upstream)))
+        let (lanes, is_sorted) = (settings.engine.lanes, settings.engine.sorted_below);
+        let (storage, identity, names, states): (Arc<dyn Storage>, _, _, _) = match below {
+            Below::Cluster(DataServers { striped, identity, states, .. }, upstream) => {
+                let name = vitals.name().to_string();
+                let cluster = Cluster { name, striped, servers: lanes, pool: vitals.pool().clone() };
+                (Arc::new(cluster), identity, Names::MetadataServer(Arc::new(upstream)), Some(states))
             }
-            Below::Tree(tree, identity) => (tree.clone(), identity, Names::Tree(tree)),
+            Below::Tree(tree, identity) => (tree.clone(), identity, Names::Tree(tree), None),
         };
-        let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings)
+        let bell = Bell::default();
+        let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings, &bell)
             .map_err(|error| format!("the system starts no thread: {error}"))?;
         let policy = settings.engine.policy.clone();
         storage.ahead().into_iter().for_each(|ahead| ahead.follow_policy(&policy));
@@ -193,7 +205,26 @@ impl IoNode {
         });
         let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
-        let limits = Exchange::new(vitals.name(), settings.peers, &engine, &policy).map_err(|e| e.to_string())?;
+        let limits = Exchange::of_limits(vitals.name(), settings.peers.clone(), &engine, &policy);
+        let hung = Box::new({
+            let forwarder = forwarder.clone();
+            move || forwarder.hung_lanes()
+        });
+        let below = members::Below { lanes, hung, states, is_sorted };
+        let turns = Exchange::of_turns(vitals.name(), settings.peers, &engine, below, &policy);
+        let teller = Teller::start(bell, settings.timeout, {
+            let (engine, forwarder) = (engine.clone(), forwarder.clone());
+            move |waiting| {
+                let below = forwarder.find_withheld(waiting);
+                if !below.is_empty() || engine.may_withhold() {
+                    let add = |item: &Item| {
+                        let call = item.answer.call();
+                        call.into_iter().for_each(|(connection, number)| waiting.add_call(connection, number));
+                    };
+                    engine.for_each_withheld(&|id| below.contains(&id), add);
+                }
+            }
+        })?;
         Ok(Arc::new(IoNode {
             vitals,
             engine,
@@ -207,13 +238,17 @@ impl IoNode {
             hints: Workers::new("hints", HINT_THREADS),
             trace,
             runs,
-            limits,
+            limits: limits.map_err(|e| e.to_string())?,
+            turns: turns.map_err(|e| e.to_string())?,
+            teller,
         }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
         self.limits.stop();
+        self.turns.stop();
+        self.teller.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
         self.trace.end();
         self.runs.stop();
@@ -350,6 +385,7 @@ impl IoNode {
         let change = request.change.map(|change| (change, (request.offset, request.len)));
         let item = Item { who, file, striping, server, made, change, payload, answer };
         let (item, errno, why) = match self.engine.submit_ahead(submission, item, ahead) {
+            Ok(_) if self.engine.may_withhold() => return self.teller.ask(),
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
             Err(Refused::Closed(item)) => (item, libc::ESHUTDOWN, "is stopping"),
@@ -376,6 +412,7 @@ impl IoNode {
                 }));
             }
             Call::Grants => reply.send(&self.limits.report()),
+            Call::Members => reply.send(&self.turns.report()),
             Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             call @ Call::Explain { .. } => crate::data::explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {
@@ -383,6 +420,9 @@ impl IoNode {
                 if crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply) {
                     self.storage.ahead().into_iter().for_each(|ahead| ahead.follow_policy(&spec));
                     self.limits.follow(&spec);
+                    self.turns.follow(&spec);
+                    // Of those that wait already.
+                    self.teller.ask();
                 }
             }
             Call::Trace { on } => self.trace.serve(on, reply),
@@ -395,6 +435,23 @@ impl IoNode {
             _ => reply
                 .fault(libc::EOPNOTSUPP, format!("{} is an I/O node and does not take this call", self.vitals.name())),
         }
+    }
+
+    /// A client does not want calls any more that a limit withholds, here or behind this node.
+    fn give_up(&self, session: &mut Session, calls: Vec<u64>, reply: Reply) {
+        let given_up = GivenUp { conn: session.connection.id(), calls };
+        if let Some(NamesSession::Proxy(proxy)) = &session.meta {
+            proxy.give_up(&given_up);
+        }
+        let is_given_up =
+            |item: &Item| item.answer.call().is_some_and(|(connection, number)| given_up.has_call(connection, number));
+        for mut item in self.engine.cancel_where(is_given_up) {
+            // Before the reply, with which the permission to hold it goes.
+            item.payload = Bulk::None;
+            item.answer.fail(&GivenUp::fault());
+        }
+        self.forwarder.give_up(&given_up);
+        reply.send(&Answer::Done);
     }
 
     fn serve_names(&self, session: &mut Session, call: Call, reply: Reply) {
@@ -423,6 +480,7 @@ fn submission(request: &FileRequest, extent: &Piece) -> Submission {
         conn: request.conn,
         job: request.who.job,
         user: request.who.user,
+        naming: Naming { call: None, folders: request.who.folders },
         speculative: false,
     }
 }
@@ -442,6 +500,16 @@ impl Answering {
             Answering::Read(_) | Answering::Nobody(_) => false,
             Answering::Whole(reply) => reply.client_is_gone(),
             Answering::Part(family, _) => family.client_is_gone(),
+        }
+    }
+
+    /// The call that it answers, by its connection and its number there.
+    fn call(&self) -> Option<(&Arc<Connection>, u64)> {
+        match self {
+            Answering::Read(owed) => owed.reply().and_then(Reply::call),
+            Answering::Whole(reply) => reply.call(),
+            Answering::Part(family, _) => family.call(),
+            Answering::Nobody(_) => None,
         }
     }
 
@@ -491,6 +559,7 @@ impl Service for IoNode {
             | Call::FileChangeSpace { file, layout, .. }
             | Call::FilePrefetch { file, layout, .. } => self.storage.striping(*file, *layout),
             Call::Meta { .. } => return self.serve_names(session, call, reply),
+            Call::GiveUp { calls } => return self.give_up(session, calls.clone(), reply),
             _ => return self.serve_unscheduled(call, reply),
         };
         let striping = match striping {
@@ -540,6 +609,9 @@ impl Service for IoNode {
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("loads".into(), crate::json(&self.engine.who_loads()));
         status.insert("limits".into(), self.limits.status());
+        if let Some(turns) = self.turns.status() {
+            status.insert("turns".into(), turns);
+        }
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
         if let Some(ahead) = self.storage.ahead() {

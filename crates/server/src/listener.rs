@@ -69,6 +69,12 @@ pub trait Service: Send + Sync + 'static {
     /// What has waited must leave.
     fn end_round(&self) {}
 
+    /// The most that the body of the answer to a call may have, if memory for it is booked before it is made, bytes; 0: it is not.
+    /// No call whose answer is booked has a payload, or asks for one.
+    fn body_bytes_max(&self, _call: &Call) -> u64 {
+        0
+    }
+
     /// Of a data server: below which keys it has, or had, objects.
     fn held_keys(&self) -> HeldKeys {
         HeldKeys::default()
@@ -402,7 +408,7 @@ fn accept<S: Service>(
             }
         }
         while let Some(Waiting { peer, .. }) = lobby.expired(GREETING_MAX) {
-            shared.complaints.about(host_of(&peer), || {
+            shared.complaints.about("peer", host_of(&peer), |_| {
                 tracing::warn!(peer, "closed a connection: no hello came within {} s", GREETING_MAX.as_secs());
             });
         }
@@ -417,7 +423,9 @@ fn take_in(shared: &Shared, listening: &Listening, lobby: &mut Lobby) {
             Ok((stream, peer)) => {
                 let admission = shared.make_room_for(&peer, lobby).map_err(|why| {
                     shared.refused.fetch_add(1, Ordering::Relaxed);
-                    shared.complaints.about(host_of(&peer), || tracing::warn!(peer, "refused a connection: {why}"));
+                    shared
+                        .complaints
+                        .about("peer", host_of(&peer), |_| tracing::warn!(peer, "refused a connection: {why}"));
                     Refusal { why, place: shared.refusals.clone() }
                 });
                 if admission.is_err() && Arc::strong_count(&shared.refusals) - 1 > REFUSALS_MAX {
@@ -425,14 +433,14 @@ fn take_in(shared: &Shared, listening: &Listening, lobby: &mut Lobby) {
                 }
                 shared.accepted.fetch_add(u64::from(admission.is_ok()), Ordering::Relaxed);
                 if let Err(error) = lobby.enter(stream, peer, admission) {
-                    shared.complaints.about("accept", || tracing::warn!(%error, "cannot wait for a connection"));
+                    shared.complaints.counted("accept", |_| tracing::warn!(%error, "cannot wait for a connection"));
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
             Err(error) => {
                 // Out of descriptors or memory: wait for connections to end instead of spinning.
-                shared.complaints.about("accept", || {
+                shared.complaints.counted("accept", |_| {
                     tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
                 });
                 return std::thread::sleep(Duration::from_millis(100));
@@ -475,7 +483,7 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, together: &Arc<Toge
         here.ended(id);
     });
     if let Err(error) = spawned {
-        shared.complaints.about("thread", || tracing::warn!(%error, "no thread for a connection; raise ulimit -u"));
+        shared.complaints.counted("thread", |_| tracing::warn!(%error, "no thread for a connection; raise ulimit -u"));
         shared.ended(id);
     }
 }

@@ -132,6 +132,15 @@ impl Owed {
         }
     }
 
+    /// The reply that it is, or a part of.
+    pub(crate) fn reply(&self) -> Option<&Reply> {
+        match self {
+            Owed::Whole { reply, .. } => Some(reply),
+            Owed::Part { shared, .. } => Some(&shared.reply),
+            Owed::Nothing => None,
+        }
+    }
+
     /// The whole of it.
     pub(crate) fn take(&mut self) -> Owed {
         std::mem::replace(self, Owed::Nothing)

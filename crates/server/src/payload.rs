@@ -282,6 +282,13 @@ impl Reservation {
         };
         credit.map(|credit| self.credit.add(credit)).is_some()
     }
+
+    /// Gives back what it has beyond `bytes`.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let mut account = self.pool.account.lock();
+        account.credits.give_back(self.credit.beyond(bytes));
+        account.grant();
+    }
 }
 
 impl Drop for Reservation {

@@ -9,10 +9,11 @@ use impresario_backend::{Caller, SYNC_ALL_WAIT};
 use impresario_base::machine::{ending_signals, raise_file_limit, survive_file_size_limit};
 use impresario_client::Vet;
 use impresario_config::{
-    Calibration, Config, Data, Io, META_NAME, Security, Server as Configured, TreeBackend, read_table,
+    Calibration, Config, Data, Io, META_NAME, Merge, Security, Server as Configured, TreeBackend, read_table,
 };
 use impresario_engine::EngineConfig;
 use impresario_metrics::Endpoint;
+use impresario_node::Merging;
 use impresario_sched::policy::orders;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreError, StoreOptions};
@@ -27,11 +28,11 @@ use crate::data::{DataServer, Departure, Disk, SYNCS_MAX};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::export::Exports;
 use crate::file_system::{self, FileSystem};
-use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
 use crate::meta::{Answered, MetaOptions, MetaService, Stores};
 use crate::meta_front::MetaFront;
+use crate::peers::Peers;
 use crate::request_trace::TraceSettings;
 use crate::whereabouts::{Anchored, Loss, Watch};
 
@@ -254,9 +255,11 @@ pub fn until_signal<S, E>(
     Ok(())
 }
 
+/// Bound of the answers of a metadata server that have names or attributes, while they are made and until they have left, bytes.
+const ANSWERS_MAX_BYTES: u64 = 128 << 20;
+
 fn start_meta(config: &Config) -> Result<Started, StartError> {
     let meta = &config.meta;
-    // Metadata carry no payload; listings count.
     let folder = Anchored::before_opening(&meta.dir);
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
@@ -268,7 +271,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         exports: exports(config, META_NAME)?,
         max_connections: descriptors.connections,
         place: meta.dir.display().to_string(),
-        ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
+        ..Settings::new(META_NAME, Role::Meta, &config.cluster, ANSWERS_MAX_BYTES)
     };
     if !config.io.is_empty() && settings.keys.is_none() && settings.certificates.is_none() {
         // An I/O node has a connection for each of its clients, and without keys nothing tells which one it is.
@@ -318,7 +321,8 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let service = MetaService::open(options, objects.clone())?;
     objects.greet(&answered).map_err(|source| system(META_NAME, "starting a thread", source))?;
     let folder = opened(META_NAME, folder, Some(crate::meta::LOCK))?;
-    let service = MetaFront::new(server.vitals(), service, stores, answered);
+    let limits = (&meta.policy(), Duration::from_millis(config.cluster.request_timeout_ms));
+    let service = MetaFront::new(server.vitals(), service, stores, answered, limits).map_err(unsuitable)?;
     begin(META_NAME, meta.metrics, server, folder, service, |service| service.stop())
 }
 
@@ -385,9 +389,8 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
     let runs = data.earlier_runs.clone();
     let peers = Peers::data(config, index, membership);
-    // Less than clients wait for an answer, and than after which they give up a silent server.
-    let hold_max = Duration::from_millis(config.cluster.request_timeout_ms) / 3;
-    let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers, hold_max).map_err(unsuitable)?;
+    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers, timeout).map_err(unsuitable)?;
     let departure = service.departure().clone();
     let mut started = begin(&data.name, data.metrics, server, folder, service, |service| service.stop())?;
     started.departure = Some(departure);
@@ -481,6 +484,10 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let io_settings = IoSettings {
         engine,
         in_flight_requests: io.in_flight_requests as usize,
+        merging: match io.merge {
+            Merge::Contiguous => Merging::Contiguous,
+            Merge::List => Merging::List,
+        },
         merge_requests: io.merge_requests as usize,
         merge_bytes: u64::from(config.cluster.max_payload_bytes),
         split: io.split,
@@ -491,6 +498,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         },
         earlier_runs: io.earlier_runs.clone(),
         peers,
+        timeout: Duration::from_millis(config.cluster.request_timeout_ms),
     };
     let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
     let folder = folder.map(|folder| opened(&io.name, folder, None)).transpose()?.flatten();

@@ -439,7 +439,8 @@ fn a_policy_explains_what_it_does_with_whose_requests() {
     let cluster = Cluster::start(1, |_| {});
     let mut peer = cluster.peer(0, 1);
     let ask = |peer: &mut Peer, job, write| {
-        let call = Call::Explain { job, user: 0, client: 0, file: 0, write };
+        let op = if write { "write" } else { "read" }.into();
+        let call = Call::Explain { job, user: 0, client: 0, file: 0, op, folders: [0; 4] };
         match peer.call(&call, &[]).0 {
             Answer::Text(told) => told,
             other => panic!("{other:?}"),
@@ -542,8 +543,8 @@ fn sstf_waits_for_a_connection_that_takes_no_data() {
     assert!(slow.answer().unwrap().2 == bytes);
 }
 
-/// A sync waits for the writes before it, and these neither for a client that reads no answers nor behind its reads; nor does it
-/// wait for a write of which the bytes are still to come.
+/// A sync waits for the writes before it, and these neither behind the reads of a client that reads no answers nor, for long, for
+/// the bytes that it has asked for; nor does it wait for a write of which the bytes are still to come.
 #[test]
 fn a_slow_client_holds_up_no_sync_of_others() {
     for policy in ["fifo", "stream", "scan", "wscan", "sstf"] {
@@ -566,6 +567,7 @@ fn a_slow_client_holds_up_no_sync_of_others() {
             let statistics = other.status()["engine"]["statistics"].clone();
             ["accepted", "passed"].iter().map(|key| statistics[key].as_u64().unwrap()).sum::<u64>() >= 4
         });
+        assert_eq!(other.write(3, 1, 4000 << 10, &[9; 5000]), Answer::Written(5000), "{policy}");
         assert_eq!(other.call(&Call::Sync { who: who(3), file: FileKey(1) }, &[]).0, Answer::Done, "{policy}");
         assert!(other.read(3, 1, 8 << 20, 100_000) == bytes[..100_000], "{policy}: synced, but not written");
         half.pipe.write_all(&bytes[50_000..100_000]).unwrap();

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::support::{self, Cluster, Peer, SmallDisk, fault, pattern, who};
+use impresario_config::Merge;
 use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_testing::link::Link;
 use impresario_testing::until;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, MetaCall, Role, SpaceChange, Target, Who};
+use impresario_wire::{Answer, Call, ClientKey, Extents, Fault, FileKey, MetaCall, Role, SpaceChange, Target, Who};
 
 const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
@@ -453,22 +454,136 @@ fn two_nodes_in_front_of_the_same_servers_agree() {
     assert_eq!(data(first.call(&read(1, 1, 77_777, 5), &[])), b"other");
 }
 
+/// What waits for one data server goes as a list, touching or not; what lies on several servers goes alone, and everybody gets
+/// what is theirs, also where the list meets the end of an object.
+#[test]
+fn what_waits_for_one_server_goes_as_a_list() {
+    const LEN: usize = 1000;
+    let layout = Layout { ssize_bytes: 65_536, ..LAYOUT };
+    let server = usize::from(LAYOUT.base);
+    // On the first data server of the file, in two of its strips; the last one reaches over to the next server.
+    let offsets = [50_000, 0, 3000, 8000, 9000, 196_608, 200_000, 65_536 - 10];
+    let write = |client, offset| Call::FileWrite { who: who(client), file: FileKey(1), layout, offset };
+    let read = |client, offset, len| {
+        let (who, file) = (who(client), FileKey(1));
+        Call::FileRead { who, file, layout, made: 0, offset, len }
+    };
+    for (split, policy) in [(false, "fifo"), (true, "fifo"), (false, "twins"), (true, "mlf")] {
+        let case = format!("split {split}, {policy}");
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| {
+            (io.split, io.merge, io.in_flight_requests) = (split, Merge::List, 1);
+            io.policy = PolicySpec::named(policy);
+        });
+        let mut peers: Vec<Peer> =
+            (1..=offsets.len() as u64).map(|client| Peer::connect(io.address(), Role::Io, client)).collect();
+        let mut busy = Peer::connect(io.address(), Role::Io, 99);
+        let (mut lists, mut content) = (0, vec![0; 300_000]);
+        for round in 0..200u64 {
+            for writes in [true, false] {
+                assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+                // Behind the others' requests all wait together.
+                (0..20).for_each(|i| {
+                    _ = busy.send(
+                        &Call::FileWrite { who: who(99), file: FileKey(2), layout: LAYOUT, offset: i * 8192 },
+                        &[1; 4096],
+                    )
+                });
+                for (n, (peer, offset)) in peers.iter_mut().zip(offsets).enumerate() {
+                    let bytes = pattern(round * 100 + n as u64, LEN);
+                    let at = offset as usize;
+                    match writes {
+                        true => _ = peer.send(&write(n as u64 + 1, offset), &bytes),
+                        false => _ = peer.send(&read(n as u64 + 1, offset, LEN as u32), &[]),
+                    }
+                    if writes {
+                        content[at..at + LEN].copy_from_slice(&bytes);
+                    }
+                }
+                for (peer, offset) in peers.iter_mut().zip(offsets) {
+                    let (_, answer, bytes) = peer.answer().unwrap();
+                    match writes {
+                        true => assert_eq!(answer, Answer::Written(LEN as u32), "{case}"),
+                        false => {
+                            let at = offset as usize;
+                            assert!(answer == Answer::Data && bytes == content[at..at + LEN], "{case}: {offset}");
+                        }
+                    }
+                }
+                (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
+                let forward = busy.status()["forward"].clone();
+                let count = |what: &str| forward[what].as_u64().unwrap();
+                assert!(count("list_ranges") >= 2 * count("lists"), "{case}: {forward}");
+                // A list of writes, then one of reads.
+                if lists == u64::from(!writes) && count("lists") > 0 {
+                    assert!(count("forwarded") < count("requests"), "{case}: {forward}");
+                    lists += 1;
+                }
+            }
+            if lists == 2 {
+                break;
+            }
+        }
+        assert_eq!(lists, 2, "{case}: no lists were sent");
+        // On the servers is what was written, and nothing else.
+        for (n, k) in (0..layout.pcount).map(|k| (usize::from(layout.server_at(k)), k)) {
+            let lane = layout.lane_len(k, 201_000);
+            let object = cluster.peer(n, 99).read(99, 1, 0, lane as u32);
+            for (at, byte) in (0..).zip(&object) {
+                assert_eq!(*byte, content[layout.file_offset(k, at) as usize], "{case}: byte {at} of server {n}");
+            }
+        }
+        // The object of the server ends in one of them, and before another.
+        let mut short = false;
+        for _ in 0..200 {
+            (0..20).for_each(|i| {
+                _ = busy.send(
+                    &Call::FileWrite { who: who(99), file: FileKey(2), layout: LAYOUT, offset: i * 8192 },
+                    &[1; 4096],
+                )
+            });
+            let ends = [(0, LEN), (200_500, 500), (250_000, 0)];
+            for (peer, (offset, _)) in peers.iter_mut().zip(ends) {
+                peer.send(&read(1, offset, LEN as u32), &[]);
+            }
+            for (peer, (offset, len)) in peers.iter_mut().zip(ends) {
+                let (_, answer, bytes) = peer.answer().unwrap();
+                let at = offset as usize;
+                assert!(answer == Answer::Data && bytes == content[at..at + len], "{case}: {offset}");
+            }
+            (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
+            let lists = busy.status()["forward"]["lists"].as_u64().unwrap();
+            busy.call(&Call::ResetStatistics, &[]);
+            short |= lists > 0;
+            if short {
+                break;
+            }
+        }
+        assert!(short, "{case}: no list met the end");
+        assert!(cluster.peer(server, 99).status()["engine"]["statistics"]["failed"] == 0, "{case}");
+    }
+}
+
 /// A request that waits at an I/O node, of a client that has begun a newer epoch elsewhere meanwhile, is merged with a
-/// neighbour's: it must not be done for all that, and the neighbour's must.
+/// neighbour's, or goes in a list with it: it must not be done for all that, and the neighbour's must.
 #[test]
 fn a_stale_request_is_refused_though_it_is_merged_with_a_neighbours() {
     let orders = [(true, true), (true, false), (false, true), (false, false)];
-    for (writes, (split, stale_first)) in [true, false].into_iter().flat_map(|w| orders.map(|order| (w, order))) {
+    let cases = [true, false].into_iter().flat_map(|writes| orders.map(|order| (Merge::Contiguous, writes, order)));
+    let lists = [(true, orders[0]), (true, orders[3]), (false, orders[1])];
+    for (merge, writes, (split, stale_first)) in cases.chain(lists.map(|(writes, order)| (Merge::List, writes, order)))
+    {
         let mut cluster = cluster(10_000);
         let io = cluster.start_io(|io| {
-            io.split = split;
+            (io.split, io.merge) = (split, merge);
             io.in_flight_requests = 1;
         });
-        let case = format!("writes {writes}, split {split}, stale first {stale_first}");
+        let case = format!("{merge:?}, writes {writes}, split {split}, stale first {stale_first}");
         let server = usize::from(LAYOUT.base);
         let (mut stale, mut fresh) =
             (Peer::connect(io.address(), Role::Io, 1), Peer::connect(io.address(), Role::Io, 2));
-        let (at_stale, at_fresh) = if stale_first { (0, 1000) } else { (1000, 0) };
+        let other = if merge == Merge::List { 2500 } else { 1000 };
+        let (at_stale, at_fresh) = if stale_first { (0, other) } else { (other, 0) };
         assert_eq!(cluster.peer(server, 9).write(9, 1, at_fresh, &[2; 1000]), Answer::Written(1000));
         // The client of the stale request has written the same bytes since, by another way and in a newer epoch.
         let newer = Who { epoch: 5, ..who(1) };
@@ -479,7 +594,7 @@ fn a_stale_request_is_refused_though_it_is_merged_with_a_neighbours() {
             // Behind the others' requests the two wait together.
             let mut busy = Peer::connect(io.address(), Role::Io, 3);
             for i in 0..20 {
-                busy.send(&write(3, 2, i * 8192), &[1; 4096]);
+                busy.send(&write(3, 2 + i, i * 8192), &[1; 4096]);
             }
             if writes {
                 fresh.send(&write(2, 1, at_fresh), &[2; 1000]);
@@ -525,6 +640,18 @@ fn a_merged_write_is_refused_when_any_of_its_clients_has_left_its_epoch() {
     assert_eq!(peer.call(&merged(vec![(2, 2), (3, 4)]), b"again").0, Answer::Written(5));
     assert_eq!(fault(peer.call(&merged(vec![(2, 1)]), b"other").0).0, Fault::FENCED);
     assert_eq!(peer.read(9, 1, 0, 5), b"again");
+    // So is a list, of which nothing is written then; nor is one whose extents are not those of its bytes.
+    let list = |others: &[(u64, u32)], extents: &[(u64, u32)]| {
+        let others = others.iter().map(|(client, epoch)| (ClientKey(*client), *epoch)).collect();
+        Call::WriteList { who: who(1), others, file: FileKey(1), extents: Extents::of(extents) }
+    };
+    let extents = [(10, 2), (0, 1), (20, 2)];
+    assert_eq!(peer.call(&list(&[(2, 2), (3, 4)], &extents), b"12345").0, Answer::Written(5));
+    assert_eq!(fault(peer.call(&list(&[(3, 3)], &extents), b"abcde").0).0, Fault::FENCED);
+    for wrong in [&extents[..2], &[(0, 0)], &[(0, 4), (u64::MAX, 1)], &[(0, 6)]] {
+        assert_eq!(fault(peer.call(&list(&[], wrong), b"abcde").0).0, libc::EINVAL, "{wrong:?}");
+    }
+    assert_eq!(peer.read(9, 1, 0, 30), [&b"3gain"[..], &[0; 5], b"12", &[0; 8], b"45"].concat());
 }
 
 /// Data servers schedule, count and charge by the name that a request goes under: neighbours of another job or another user are not
@@ -590,16 +717,20 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
         let (who, file, len) = (who(client), FileKey(1), BLOCK as u32);
         Call::FileRead { who, file, layout, made: 0, offset, len }
     };
-    for split in [true, false] {
+    let both = [true, false];
+    for (merge, split) in
+        [Merge::Contiguous, Merge::List].into_iter().flat_map(|merge| both.map(|split| (merge, split)))
+    {
         let mut cluster = Cluster::start(4, |config| config.data.iter_mut().for_each(|data| data.checksums = true));
         let io = cluster.start_io(|io| {
-            io.split = split;
+            (io.split, io.merge) = (split, merge);
             io.in_flight_requests = 1;
         });
         let server = usize::from(LAYOUT.base);
-        let bytes = pattern(1, 2 * BLOCK as usize);
+        let healthy = if merge == Merge::List { 2 } else { 1 };
+        let bytes = pattern(1, 3 * BLOCK as usize);
         let mut direct = cluster.peer(server, 9);
-        assert_eq!(direct.write(9, 1, 0, &bytes), Answer::Written(2 * BLOCK as u32));
+        assert_eq!(direct.write(9, 1, 0, &bytes), Answer::Written(3 * BLOCK as u32));
         assert_eq!(direct.call(&Call::Sync { who: who(9), file: FileKey(1) }, &[]).0, Answer::Done);
         let object = cluster.config.data[server].dir.join("objects/01/0000000000000001");
         let damaged = [&[bytes[0] ^ 1], &bytes[1..]].concat();
@@ -610,11 +741,12 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
         for _ in 0..200 {
             // Behind the others' requests the two wait together.
             let mut busy = Peer::connect(io.address(), Role::Io, 3);
-            (0..20).for_each(|i| _ = busy.send(&write(3, 2, i * 8192), &[1; 4096]));
-            other.send(&read(2, BLOCK), &[]);
+            (0..20).for_each(|i| _ = busy.send(&write(3, 2 + i, i * 8192), &[1; 4096]));
+            other.send(&read(2, healthy * BLOCK), &[]);
             unlucky.send(&read(1, 0), &[]);
             let (_, answer, got) = other.answer().unwrap();
-            assert!(answer == Answer::Data && got == bytes[BLOCK as usize..], "split {split}: {answer:?}");
+            let wanted = &bytes[(healthy * BLOCK) as usize..][..BLOCK as usize];
+            assert!(answer == Answer::Data && got == wanted, "{merge:?}, split {split}: {answer:?}");
             assert_eq!(fault(unlucky.answer().unwrap().1).0, libc::EIO);
             (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
             // Merged and refused, they are sent again one by one.
@@ -623,7 +755,7 @@ fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
                 break;
             }
         }
-        assert!(merged > 0.0, "the two were never merged");
+        assert!(merged > 0.0, "{merge:?}, split {split}: the two were never merged");
     }
 }
 

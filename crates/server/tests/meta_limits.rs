@@ -225,7 +225,6 @@ fn what_no_call_may_do_is_refused_with_its_error() {
         (attrs(SetAttr { uid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
         (attrs(SetAttr { gid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
         (attrs(SetAttr { mode: Some(0o600), takes: 0o6000, ..SetAttr::default() }), EINVAL),
-        (takes("d"), EINVAL),
         (takes("l"), EINVAL),
         (
             attrs(SetAttr { mtime: Some(SetTime::At(Time { secs: 0, nanos: 1_000_000_000 })), ..SetAttr::default() }),

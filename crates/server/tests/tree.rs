@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fuser::{FileHandle, FileType, Filesystem, Generation, INodeNo, ReplyAttr, ReplyEntry, Request};
 use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
-use impresario_config::{Allocation, AllocationRule, Config, Io, Tree, TreeBackend};
+use impresario_config::{Allocation, AllocationRule, Config, Io, Merge, Tree, TreeBackend};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
 use impresario_testing::free_address;
@@ -217,9 +217,13 @@ fn large_folders_are_listed_in_order() {
 /// Whatever the scheduler does with them, bytes are where they belong.
 #[test]
 fn data_are_those_of_the_folder() {
-    for (split, policy) in [(false, "auto"), (true, "auto"), (true, "twins"), (false, "hbrr")] {
+    let lists = [(false, "auto", Merge::List), (true, "twins", Merge::List)];
+    let ranges = [(false, "auto"), (true, "auto"), (true, "twins"), (false, "hbrr")];
+    for (split, policy, merge) in
+        ranges.map(|(split, policy)| (split, policy, Merge::Contiguous)).into_iter().chain(lists)
+    {
         let bed = Bed::start(1, |_, io| {
-            io.split = split;
+            (io.split, io.merge) = (split, merge);
             io.policy = PolicySpec::named(policy);
         });
         let (client, other) = (bed.client(0), bed.client(0));

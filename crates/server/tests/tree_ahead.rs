@@ -429,3 +429,46 @@ fn what_hangs_ahead_hangs_nothing_else_where(adjust: impl FnOnce(&mut Tree, &mut
     drop((hangs, good, client, node));
     drop(session);
 }
+
+/// Reads of a file that hang hold a thread and a batch of their lane each, as many as the policy allows, and once more as many where
+/// the node looks for what is stuck. However many come, the others wait as requests, without a thread.
+#[test]
+fn reads_that_hang_are_few_at_a_time() {
+    const READERS: u64 = 100;
+    if !impresario_testing::require("fuse") || !impresario_testing::require("root") {
+        return;
+    }
+    for also_ahead in [false, true] {
+        let halves = Arc::<Halves>::default();
+        let (folder, session) = mounted(&halves);
+        let release = Release::of(&halves);
+        let node = Node::start(folder.path(), |tree, io| {
+            tree.data_servers = 2;
+            io.policy = PolicySpec::named("twins").with("in_flight_per_server", 1);
+        });
+        let client = node.client();
+        let hangs = client.open("hangs", false).unwrap();
+        if also_ahead {
+            assert_eq!(read(&hangs, 0, 32 * KIB).len(), 32 << 10);
+            assert_eq!(hangs.prefetch(2 * MIB, MIB).unwrap(), MIB);
+            until("reading ahead hangs", || node.told("/engine/in_flight_batches") > 0 && halves.is_held());
+        }
+        std::thread::scope(|scope| {
+            // Apart, so that nothing merges them; what hangs may be given up as long as it does.
+            let reader = |n: u64| drop(hangs.read_at(&mut [0; 1024], 3 * MIB + n * 32 * KIB));
+            (0..READERS).for_each(|n| drop(scope.spawn(move || reader(n))));
+            until("all have come", || node.told("/engine/queued") + node.told("/engine/in_flight_batches") >= READERS);
+            // Longer than it takes to see that something hangs, and that what was started then does.
+            for _ in 0..10 {
+                let held =
+                    ["/engine/in_flight_batches", "/forward/in_flight", "/forward/stuck"].map(|of| node.told(of));
+                assert!(held.iter().all(|held| *held <= 2), "{held:?}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            drop(release);
+        });
+        until("it goes on", || node.told("/engine/in_flight_batches") == 0);
+        drop((hangs, client, node));
+        drop(session);
+    }
+}

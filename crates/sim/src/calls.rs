@@ -7,7 +7,7 @@ use impresario_node::pieces::{Answering, Gathering, Send};
 use impresario_node::session::{self, Silence};
 use impresario_sched::Nanos;
 
-use crate::network::{About, Message};
+use crate::network::{About, Fate, Message};
 use crate::patience::Listed;
 use crate::simulation::{Event, Simulation, micros};
 use impresario_base::slab::Key;
@@ -16,6 +16,8 @@ use impresario_base::slab::Key;
 pub(crate) const FENCED: i32 = 116;
 /// The errno of an I/O node that lost its path to a data server, as on the wire.
 pub(crate) const PATH_LOST: i32 = 11;
+/// The errno of a node without memory for a call, as on the wire.
+pub(crate) const BUSY: i32 = 16;
 /// Bytes of a list entry in a request.
 const LIST_ENTRY_BYTES: u64 = 16;
 
@@ -206,11 +208,7 @@ impl Simulation {
         if let Owner::Forward(forward) = call.owner {
             self.fetch_batches(forward);
         }
-        if call.target >= self.first_server {
-            self.server_takes((call.target - self.first_server) as u16, key);
-        } else {
-            self.io_node_takes((call.target - self.first_io) as u16, key);
-        }
+        self.admit(key);
     }
 
     // Inbound
@@ -267,7 +265,7 @@ impl Simulation {
     }
 
     /// The connection number between a node and the sender of a call.
-    fn connection(&self, process: u32, to: u32) -> u32 {
+    pub(crate) fn connection(&self, process: u32, to: u32) -> u32 {
         if to >= self.first_io { to - self.first_io } else { process }
     }
 
@@ -295,7 +293,7 @@ impl Simulation {
 
     /// Sends the whole reply.
     pub(crate) fn answer_leaves(&mut self, key: Key) {
-        let Some(call) = self.calls.get(key) else { return };
+        let Some(call) = self.calls.get(key) else { return self.free_memory_of(key) };
         let data = call.data();
         let (from, to, process) = (call.target, call.from, call.process);
         let bytes = data + self.network.header_bytes;
@@ -305,7 +303,8 @@ impl Simulation {
             return self.send_answer(process, from, to, about, data, self.now);
         }
         if self.is_cut(from, to) {
-            return self.lose_copy(key);
+            self.lose_copy(key);
+            return self.free_memory(from, key);
         }
         let transit = self.transit();
         let arrives = self.network.send(self.now, from, to, bytes, transit);
@@ -334,11 +333,12 @@ impl Simulation {
     }
 
     pub(crate) fn answer_arrives(&mut self, key: Key) {
-        let Some(call) = self.calls.get(key) else { return };
+        let Some(call) = self.calls.get(key) else { return self.free_memory_of(key) };
         let data = call.data();
         let (from, to) = (call.target, call.from);
         if self.is_cut(from, to) {
-            return self.lose_copy(key);
+            self.lose_copy(key);
+            return self.free_memory(from, key);
         }
         let there = self.network.receive(self.now, from, to, data + self.network.header_bytes);
         self.fetch_answered(key);
@@ -351,7 +351,13 @@ impl Simulation {
 
     /// The reply has arrived.
     pub(crate) fn answer_arrived(&mut self, key: Key) {
-        let Some(call) = self.remove_call(key) else { return };
+        let Some(call) = self.remove_call(key) else { return self.free_memory_of(key) };
+        self.free_memory(call.target, key);
+        if let Owner::Forward(_) = call.owner
+            && let Some(known) = &mut self.io[(call.from - self.first_io) as usize].acquaintance
+        {
+            known.answered(self.now, call.target - self.first_server);
+        }
         match (call.owner, call.answering.errno()) {
             (Owner::Forward(forward), errno) => self.forward_part_ended(forward, errno, call.len),
             (Owner::Op(op), 0) => self.op_part_ended(op, 0, call.len),
@@ -363,18 +369,37 @@ impl Simulation {
 
     /// Sends the next quantum of a message.
     pub(crate) fn message_continues(&mut self, key: Key) {
-        let Some(message) = self.messages.get(key) else { return };
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.continues = false;
         let (from, to) = (message.from, message.to);
         if self.is_cut(from, to) {
             return self.message_lost(key);
         }
         let Some(message) = self.messages.get_mut(key) else { return };
         let Some(step) = self.network.step(self.now, message) else { return };
+        message.continues = step.next.is_some();
         let bytes = step.bytes.min(u64::from(u32::MAX)) as u32;
         self.at(step.arrives, Event::MessageArrives { message: key, bytes });
         if let Some(next) = step.next {
             self.at(next, Event::MessageContinues(key));
         }
+    }
+
+    /// Nothing more can come of a message until its sender has waited.
+    fn follow(&mut self, key: Key, fate: Fate) {
+        if let Some(wait_ns) = fate.times_out_ns {
+            self.at(self.now + wait_ns, Event::MessageTimesOut(key));
+        }
+        if fate.continues {
+            self.message_continues(key);
+        }
+    }
+
+    /// A sender has heard of nothing more for long.
+    pub(crate) fn message_times_out(&mut self, key: Key) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        let fate = self.network.timed_out(message);
+        self.follow(key, fate);
     }
 
     pub(crate) fn message_arrives(&mut self, key: Key, bytes: u32) {
@@ -386,6 +411,11 @@ impl Simulation {
         if let About::Answer { call, last: true, .. } = message.about {
             self.fetch_answered(call);
         }
+        if self.network.overflows(self.now, to, bytes.into()) {
+            let Some(message) = self.messages.get_mut(key) else { return };
+            let fate = self.network.lost(message, bytes.into());
+            return self.follow(key, fate);
+        }
         let there = self.network.receive(self.now, from, to, bytes.into());
         if there == self.now {
             self.message_is_in(key, bytes);
@@ -396,16 +426,20 @@ impl Simulation {
 
     pub(crate) fn message_is_in(&mut self, key: Key, bytes: u32) {
         let Some(message) = self.messages.get_mut(key) else { return };
-        let (last, stalled) = crate::network::Network::received(message);
+        let fate = self.network.received(self.now, message);
+        let last = fate.last;
         let owed = message.owed.min(bytes.into());
         message.owed -= owed;
-        let (about, outstanding) = (message.about, message.outstanding);
+        let (about, outstanding, from) = (message.about, message.outstanding, message.from);
         if last {
             self.messages.remove(key);
-        } else if stalled {
-            self.message_continues(key);
+        } else {
+            self.follow(key, fate);
         }
         self.release_outstanding(outstanding, owed);
+        if let (About::Answer { call, last: true, .. }, true) = (about, last) {
+            self.free_memory(from, call);
+        }
         if !last {
             if let About::Answer { call, .. } = about {
                 self.freshen(call);
@@ -436,7 +470,11 @@ impl Simulation {
         let Some(message) = self.messages.remove(key) else { return };
         match message.about {
             About::Exchange { application, aggregator } => self.exchanged(application, aggregator),
-            About::Request(call) | About::Answer { call, .. } => self.lose_copy(call),
+            About::Request(call) => self.lose_copy(call),
+            About::Answer { call, .. } => {
+                self.lose_copy(call);
+                self.free_memory(message.from, call);
+            }
         }
         self.release_outstanding(message.outstanding, message.owed);
     }

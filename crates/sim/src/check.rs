@@ -68,6 +68,11 @@ impl Scenario {
         c.whole("network.quantum_bytes", n.quantum_bytes, 1 << 10, 16 << 20);
         c.whole("network.header_bytes", n.header_bytes, 0, 1 << 20);
         c.whole("network.socket_bytes", n.socket_bytes, 1, BYTES_MAX);
+        if n.port_buffer_bytes != 0 {
+            // One that takes no quantum would never let anything pass.
+            c.whole("network.port_buffer_bytes", n.port_buffer_bytes, n.quantum_bytes, BYTES_MAX);
+        }
+        c.real("network.retransmit_ms", n.retransmit_ms, 0.01, 1e5);
     }
 
     fn check_clients(&self, c: &mut Complaints) {
@@ -102,6 +107,9 @@ impl Scenario {
                 let message = "reading ahead needs a page cache; set servers.cache_bytes, or foresight_bytes = 0";
                 c.say("servers.foresight_bytes", message.into());
             }
+        }
+        if s.payload_bytes != 0 {
+            c.whole("servers.payload_bytes", s.payload_bytes, 4 << 10, BYTES_MAX);
         }
         c.real("servers.dirty_ratio", s.dirty_ratio, 0.0, 1.0);
         c.whole("servers.earlier_runs", s.earlier_runs.into(), 0, 16);
@@ -139,6 +147,9 @@ impl Scenario {
         c.whole("io_nodes.threads", n.threads.into(), 1, 1 << 20);
         c.real("io_nodes.handover_us", n.handover_us, 0.0, 1e6);
         c.real("io_nodes.timer_late_us", n.timer_late_us, 0.0, 1e6);
+        if n.payload_bytes != 0 {
+            c.whole("io_nodes.payload_bytes", n.payload_bytes, 4 << 10, BYTES_MAX);
+        }
         c.whole("io_nodes.merge_requests", n.merge_requests.into(), 1, 1 << 20);
         c.whole("io_nodes.dispatch_requests", n.dispatch_requests.into(), 1, 1 << 20);
         c.real("io_nodes.cpu_us", n.cpu_us, 0.0, 1e6);

@@ -2,13 +2,16 @@
 //! together.
 
 use impresario_node::session::Fence;
-use impresario_node::{DispatchQueue, Entry, Parent, core_requests};
+use impresario_node::{DispatchQueue, Entry, Merging, Parent, core_requests, covered};
 use impresario_sched::{
-    Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
+    Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Naming, Nanos, Op, Request, RequestId, UserId,
 };
 
 use crate::calls::{CallContext, FENCED, Owner};
 use crate::client::EIO;
+use crate::members::Acquaintance;
+use crate::memory::Memory;
+use crate::model::{IoNodes, Merge};
 use crate::simulation::{Event, FENCED_CLIENTS, MERGE_BYTES, Simulation, micros};
 use crate::station::{Decision, Station};
 use impresario_base::slab::{Key, Slab};
@@ -27,6 +30,8 @@ pub(crate) struct IoNode {
     pub(crate) last: (u32, u64),
     /// When the last process's first request arrived.
     pub(crate) first_arrival: Option<u64>,
+    pub(crate) acquaintance: Option<Box<Acquaintance>>,
+    pub(crate) memory: Option<Box<Memory>>,
 }
 
 /// A batch in the dispatch queue or in flight.
@@ -41,8 +46,18 @@ pub(crate) struct Released {
 pub(crate) struct Forward {
     pub(crate) node: u16,
     members: Vec<Entry<Released>>,
-    started: u64,
+    pub(crate) started: u64,
     parent: Parent,
+}
+
+/// The dispatch queue of a node.
+pub(crate) fn dispatch_queue(settings: &IoNodes) -> DispatchQueue<Released> {
+    let IoNodes { merge, threads, merge_requests, .. } = *settings;
+    let merging = match merge {
+        Merge::Contiguous => Merging::Contiguous,
+        Merge::List => Merging::List,
+    };
+    DispatchQueue::new(threads as usize, merging, merge_requests as usize, MERGE_BYTES)
 }
 
 impl IoNode {
@@ -114,13 +129,16 @@ impl Simulation {
             job: JobId(job),
             user: UserId(job),
             op,
+            naming: Naming::default(),
         };
-        let mut taken = true;
+        let (mut taken, mut parts) = (true, 0);
         for &(offset, len) in extents {
             for p in core_requests(&layout, offset, len, split) {
                 let (lane, file_offset) = (LaneId(p.server), p.file_offset);
                 request.extent = Extent { lane, file_offset, lane_offset: p.lane_offset, len: p.len, ..request.extent };
-                taken &= n.station.push(self.now, &request, key, process);
+                let is_taken = n.station.push(self.now, &request, key, process);
+                taken &= is_taken;
+                parts += u32::from(is_taken);
             }
         }
         if let Some(call) = self.calls.get_mut(key) {
@@ -129,6 +147,7 @@ impl Simulation {
         if !taken {
             self.refuse(key, EIO); // more than a million requests in one core
         }
+        self.memory_is_for(target, key, parts);
         self.pump_io(node);
     }
 
@@ -144,6 +163,9 @@ impl Simulation {
                     let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
                     // A file is of one application.
                     let entry = Entry::of(&batch, file, split, (0, 0), ());
+                    let layout = &self.files[batch.extent.file.0 as usize].layout;
+                    let spans = !split && layout.pieces(entry.offset, entry.len).nth(1).is_some() && layout.pcount > 1;
+                    let entry = Entry { spans, ..entry };
                     let token = Released { batch: n.released.insert(batch), process };
                     n.dispatch.push(entry.with(token));
                     if handover > 0 {
@@ -190,11 +212,12 @@ impl Simulation {
         self.pump_io(node);
     }
 
-    /// Sends touching batches to the data servers as one request, in the name of the first member.
+    /// Sends batches to the data servers as one request, in the name of the first member.
     fn forward(&mut self, node: u16, members: Vec<Entry<Released>>, split: bool) {
         let Some(first) = members.first() else { return };
         let (file, op, space, start) = (first.file as u32, first.op, first.space, first.offset);
-        let end = members.iter().map(|m| m.offset + m.len).max().unwrap_or(start);
+        let (end, lane) = (members.iter().map(|m| m.offset + m.len).max().unwrap_or(start), first.lane);
+        let ranges = covered(members.iter().map(|m| (m.offset, m.len)));
         let n = &mut self.io[usize::from(node)];
         let process = first.token.process;
         self.totals.distance.step(&mut n.last, file, start);
@@ -202,6 +225,20 @@ impl Simulation {
         let key = self.forwards.insert(Forward { node, members, started: self.now, parent: Parent::new(1) });
         let context = CallContext { owner: Owner::Forward(key), process, file, write: op == Op::Write };
         let one = match split {
+            _ if ranges.len() > 1 => {
+                // Not of batches that are read through: those have one member.
+                let to_lane = |range: &std::ops::Range<u64>| match split {
+                    true => range.start,
+                    false => layout.locate(range.start).1,
+                };
+                let list = covered(ranges.iter().map(|range| (to_lane(range), range.end - range.start)));
+                let list = list.into_iter().map(|range| (range.start, range.end - range.start)).collect();
+                self.call_list(context, self.first_server + u32::from(lane), list, false);
+                if let Some(forward) = self.forwards.get_mut(key) {
+                    forward.parent = Parent::new(1);
+                }
+                return;
+            }
             true => Some((space, start)),
             false => {
                 let first = layout.pieces(start, end - start).next().filter(|p| p.len == end - start);
@@ -288,18 +325,22 @@ impl Simulation {
         waiter.undelivered -= len;
         let (whole, key) = (waiter.undelivered == 0, waiter.call);
         self.answer(key, len, errno);
+        if whole {
+            self.memory_has_less(node, key);
+        }
         whole
     }
 
     /// An I/O node fails with everything that it holds; the servers see its connections close.
     pub(crate) fn lose_io_node(&mut self, node: u16) {
         let Some(settings) = self.scenario.io_nodes.as_ref() else { return };
-        let (threads, merge) = (settings.threads as usize, settings.merge_requests as usize);
+        let dispatch = dispatch_queue(settings);
         let n = &mut self.io[usize::from(node)];
         n.released = Slab::default();
-        n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
+        n.dispatch = dispatch;
         n.called = 0;
         n.fence = Fence::new(FENCED_CLIENTS);
+        n.memory.iter_mut().for_each(|memory| memory.forget());
         let result = n.station.restart(self.now);
         let queued = f64::from(std::mem::take(&mut n.station.queued));
         self.recorder.change(self.now, |r| &mut r.io_queue, -queued);
@@ -311,6 +352,7 @@ impl Simulation {
         let calls: Vec<Key> = self.calls.iter().filter(|(_, c)| theirs(c)).map(|(key, _)| key).collect();
         calls.into_iter().for_each(|key| drop(self.remove_call(key)));
         self.lose_copies_at(self.first_io + u32::from(node));
+        self.forget_members(node);
         self.drop_connection(u32::from(node));
         if let Err(refusal) = result {
             self.violated(format!("a policy that had been accepted was refused: {refusal}"));

@@ -69,6 +69,12 @@ pub struct Network {
     /// Bytes of replies in flight to one connection before it is not ready (default 256 KiB), as seen by policies that
     /// check whether a connection can take data. It is ready again at half of that.
     pub socket_bytes: u64,
+    /// Buffer of the switch's port toward each limited link, bytes (default 0: without limit). What does not fit is lost, and
+    /// its sender backs off as TCP does: a model of incast. Takes a `quantum_bytes` of about a packet.
+    pub port_buffer_bytes: u64,
+    /// The shortest time after which a sender that hears of nothing more sends again, ms (0.01 to 1e5; default 200, that of
+    /// Linux).
+    pub retransmit_ms: f64,
 }
 
 /// The compute nodes.
@@ -107,6 +113,17 @@ pub enum RankPlacement {
     Cyclic,
 }
 
+/// Which requests of one file and operation an I/O node merges.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Merge {
+    /// Those that touch, as one range.
+    #[default]
+    Contiguous,
+    /// Those for one data server, and of one window of twins, as one list of ranges, whether they touch or not.
+    List,
+}
+
 /// The forwarding layer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -117,7 +134,9 @@ pub struct IoNodes {
     pub policy: PolicySpec,
     /// Forwarded requests in flight per node (default 16: the threads of IOFSL).
     pub threads: u32,
-    /// Maximum neighbours merged into one forwarded request (default 16).
+    /// Which waiting requests are merged into one forwarded request (default contiguous).
+    pub merge: Merge,
+    /// Maximum requests merged into one (default 16).
     pub merge_requests: u32,
     /// Length of the dispatch queue, requests (default 256).
     pub dispatch_requests: u32,
@@ -135,6 +154,10 @@ pub struct IoNodes {
     /// A timer fires late by a uniform time below this, µs (default 0): windows of two nodes that open at the same instant
     /// are not used at the same instant.
     pub timer_late_us: f64,
+    /// They agree on which of them, and which data servers, take turns under twins, as real ones do (default false).
+    pub members: bool,
+    /// Limit of each node's memory for requests and replies, bytes (4 KiB to 2^48; default 0: without limit).
+    pub payload_bytes: u64,
 }
 
 /// The data servers.
@@ -176,6 +199,8 @@ pub struct Servers {
     pub dirty_ratio: f64,
     /// The files were read just before the start, one after the other: the cache holds the last bytes read.
     pub warm: bool,
+    /// Limit of each server's memory for requests and replies, bytes (4 KiB to 2^48; default 0: without limit).
+    pub payload_bytes: u64,
     /// Runs of the same scenario with other delays, whose averaged traces the policy gets (0 to 16; default 0).
     pub earlier_runs: u32,
 }
@@ -396,6 +421,8 @@ impl Default for Network {
             quantum_bytes: 64 << 10,
             header_bytes: 128,
             socket_bytes: impresario_node::READY_MAX_BYTES,
+            port_buffer_bytes: 0,
+            retransmit_ms: 200.0,
         }
     }
 }
@@ -419,6 +446,7 @@ impl Default for IoNodes {
             count: 1,
             policy: PolicySpec::named("fifo"),
             threads: 16,
+            merge: Merge::Contiguous,
             merge_requests: 16,
             dispatch_requests: 256,
             split: false,
@@ -427,6 +455,8 @@ impl Default for IoNodes {
             clock_skew_us: 0.0,
             started_within_us: 0.0,
             timer_late_us: 0.0,
+            members: false,
+            payload_bytes: 0,
         }
     }
 }
@@ -450,6 +480,7 @@ impl Default for Servers {
             foresight_bytes: 0,
             dirty_ratio: 0.2,
             warm: false,
+            payload_bytes: 0,
             earlier_runs: 0,
         }
     }

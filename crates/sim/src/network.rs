@@ -5,10 +5,14 @@
 //! quantum by quantum, each queued behind later arrivals, so that messages share a link equally; only a few quanta are
 //! in flight between sender and receiver (a TCP window of the path's bandwidth × delay plus two quanta). The first bit
 //! takes latency and jitter; the last arrives when both links have passed it.
+//!
+//! With a limited buffer at the port toward a link what does not fit is lost ([`crate::congestion`]). Then all messages go in
+//! quanta, and their windows are those of TCP.
 
 use impresario_base::prefetch::fetch;
 use rustc_hash::FxHashMap;
 
+use crate::congestion::{Flow, Ports};
 use crate::model::Network as Params;
 use impresario_base::slab::Key;
 
@@ -41,6 +45,10 @@ pub(crate) struct Message {
     under_way: u32,
     /// Waits for the arrival of a quantum before sending the next.
     stalled: bool,
+    /// It will send the next at some instant.
+    pub(crate) continues: bool,
+    /// On its way through a port with a limited buffer.
+    flow: Option<Box<Flow>>,
     transit_ns: u64,
     /// The connection on which it is outstanding: (server or I/O node, its incarnation, connection).
     pub(crate) outstanding: Option<(u32, u32, u32)>,
@@ -50,7 +58,20 @@ pub(crate) struct Message {
 
 impl Message {
     pub(crate) fn new(from: u32, to: u32, about: About, bytes: u64, transit_ns: u64) -> Message {
-        Message { from, to, about, unsent: bytes, under_way: 0, stalled: false, transit_ns, outstanding: None, owed: 0 }
+        let (under_way, owed) = (0, 0);
+        Message {
+            from,
+            to,
+            about,
+            unsent: bytes,
+            under_way,
+            stalled: false,
+            continues: false,
+            flow: None,
+            transit_ns,
+            outstanding: None,
+            owed,
+        }
     }
 }
 
@@ -64,8 +85,21 @@ pub(crate) struct Step {
     pub(crate) next: Option<u64>,
 }
 
+/// What follows from the arrival or the loss of a quantum.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Fate {
+    /// The message has arrived.
+    pub(crate) last: bool,
+    /// The next quantum is to be sent.
+    pub(crate) continues: bool,
+    /// Nothing happens until this much later the sender gives up waiting.
+    pub(crate) times_out_ns: Option<u64>,
+}
+
 pub(crate) struct Network {
     links: Vec<Link>,
+    /// The ports toward limited links, if their buffers are limited.
+    ports: Option<Ports>,
     /// The link rates of compute nodes, I/O nodes and data servers, ns a byte (0: unlimited), and where the latter two
     /// begin.
     ns_per_byte: [f64; 3],
@@ -86,6 +120,7 @@ impl Network {
         let rates = [params.client_bytes_per_s, params.io_node_bytes_per_s, params.server_bytes_per_s];
         Network {
             links: vec![Link::default(); clients + io_nodes + servers],
+            ports: Ports::new(params.port_buffer_bytes, params.retransmit_ms, params.quantum_bytes),
             ns_per_byte: rates.map(|rate| if rate > 0.0 { 1e9 / rate } else { 0.0 }),
             first_io: clients as u32,
             first_server: (clients + io_nodes) as u32,
@@ -109,6 +144,9 @@ impl Network {
 
     /// True if a message is sent and received in one go.
     pub(crate) fn is_small(&self, from: u32, to: u32, bytes: u64) -> bool {
+        if self.has_port(to) {
+            return false;
+        }
         bytes <= self.quantum_bytes || (self.ns_per_byte(from) == 0.0 && self.ns_per_byte(to) == 0.0)
     }
 
@@ -145,9 +183,21 @@ impl Network {
     /// Sends the next quantum of a message, or stalls it.
     pub(crate) fn step(&mut self, now: u64, message: &mut Message) -> Option<Step> {
         let (from, to) = (message.from, message.to);
-        let slower = self.ns_per_byte(from).max(self.ns_per_byte(to));
-        let delay_quanta = (message.transit_ns as f64 / (slower * self.quantum_bytes as f64).max(1.0)) as u32;
-        if message.under_way >= delay_quanta.saturating_add(2) {
+        let has_room = match self.ports.as_ref().filter(|_| self.has_port(to)) {
+            Some(ports) => {
+                // A message may be empty, and is sent all the same.
+                let is_begun = message.flow.is_some();
+                let flow = message.flow.get_or_insert_with(|| ports.begin(now, from, to));
+                flow.has_several |= message.under_way > 0;
+                (message.unsent > 0 || !is_begun) && flow.has_room(message.under_way)
+            }
+            None => {
+                let slower = self.ns_per_byte(from).max(self.ns_per_byte(to));
+                let delay_quanta = (message.transit_ns as f64 / (slower * self.quantum_bytes as f64).max(1.0)) as u32;
+                message.under_way < delay_quanta.saturating_add(2)
+            }
+        };
+        if !has_room {
             message.stalled = true;
             return None;
         }
@@ -159,10 +209,60 @@ impl Network {
         Some(Step { bytes, arrives, next })
     }
 
-    /// A quantum was received. Returns whether it was the last one, and otherwise whether a stalled message continues.
-    pub(crate) fn received(message: &mut Message) -> (bool, bool) {
+    /// The link of a node is behind a port with a limited buffer.
+    fn has_port(&self, to: u32) -> bool {
+        self.ports.is_some() && self.ns_per_byte(to) > 0.0
+    }
+
+    /// Whether a quantum that arrives at a port does not fit into its buffer.
+    pub(crate) fn overflows(&self, now: u64, to: u32, bytes: u64) -> bool {
+        let Some(ports) = self.ports.as_ref().filter(|_| self.has_port(to)) else { return false };
+        let queued_ns = self.links[to as usize].received_until.saturating_sub(now);
+        queued_ns as f64 / self.ns_per_byte(to) + bytes as f64 > ports.buffer_bytes as f64
+    }
+
+    /// A quantum was received.
+    pub(crate) fn received(&mut self, now: u64, message: &mut Message) -> Fate {
         message.under_way -= 1;
-        (message.unsent == 0 && message.under_way == 0, std::mem::take(&mut message.stalled))
+        let stalled = std::mem::take(&mut message.stalled);
+        let (Some(flow), Some(ports)) = (&mut message.flow, &mut self.ports) else {
+            let last = message.unsent == 0 && message.under_way == 0;
+            return Fate { last, continues: !last && stalled, times_out_ns: None };
+        };
+        message.unsent += flow.arrived(ports.timeout_ns);
+        let last = message.unsent == 0 && message.under_way == 0 && !flow.has_lost();
+        if last {
+            ports.end(now, message.from, message.to, flow);
+            return Fate { last, ..Fate::default() };
+        }
+        self.go_on(message)
+    }
+
+    /// A quantum was lost.
+    pub(crate) fn lost(&mut self, message: &mut Message, bytes: u64) -> Fate {
+        message.under_way -= 1;
+        message.flow.iter_mut().for_each(|flow| flow.lost(bytes));
+        self.go_on(message)
+    }
+
+    /// A sender has waited for long.
+    pub(crate) fn timed_out(&self, message: &mut Message) -> Fate {
+        message.unsent += message.flow.as_mut().map_or(0, |flow| flow.timed_out());
+        self.go_on(message)
+    }
+
+    /// What a message on its way through a port does next.
+    fn go_on(&self, message: &mut Message) -> Fate {
+        let (Some(flow), Some(ports)) = (&mut message.flow, &self.ports) else { return Fate::default() };
+        if message.unsent > 0 && flow.has_room(message.under_way) {
+            return Fate { continues: !message.continues, ..Fate::default() };
+        }
+        let is_stuck = message.under_way == 0 && flow.has_lost();
+        // Twice the longest round.
+        let queue_ns = (ports.buffer_bytes as f64 * self.ns_per_byte(message.to)) as u64;
+        let probe_ns = 2 * (queue_ns + message.transit_ns);
+        let times_out_ns = if is_stuck { flow.wait(message.from, probe_ns, ports.timeout_max_ns()) } else { None };
+        Fate { times_out_ns, ..Fate::default() }
     }
 }
 
@@ -219,6 +319,46 @@ mod tests {
         assert!(!n.is_small(0, 2, 1001));
     }
 
+    /// Two quanta fit into the port's buffer. Of the first window the others are lost, and as nothing comes behind them, found
+    /// by a probe.
+    #[test]
+    fn what_does_not_fit_into_a_port_is_lost_and_sent_again() {
+        let params = Params {
+            server_bytes_per_s: 1e9,
+            quantum_bytes: 1460,
+            port_buffer_bytes: 2 * 1460,
+            retransmit_ms: 200.0,
+            ..Params::default()
+        };
+        let mut n = Network::new(&params, 1, 0, 1);
+        let mut m = Message::new(0, 1, About::Request(Key::NONE), 10 * 1460, 10_000);
+        let steps: Vec<Step> = std::iter::from_fn(|| n.step(0, &mut m)).collect();
+        assert_eq!(steps.len(), 10, "the first window");
+        let fits: Vec<bool> = (0..10)
+            .map(|_| {
+                let fits = !n.overflows(10_000, 1, 1460);
+                if fits {
+                    n.receive(10_000, 0, 1, 1460);
+                } else {
+                    assert_eq!(n.lost(&mut m, 1460), Fate::default(), "two are under way");
+                }
+                fits
+            })
+            .collect();
+        assert_eq!(fits.iter().filter(|fits| **fits).count(), 2);
+        assert_eq!(n.received(12_000, &mut m), Fate::default());
+        let times_out_ns = n.received(13_000, &mut m).times_out_ns;
+        assert_eq!(times_out_ns, Some(2 * (2 * 1460 + 10_000)), "for a probe");
+        assert!(n.timed_out(&mut m).continues);
+        for left in (0..8u32).rev() {
+            while n.step(300_000_000, &mut m).is_some() {}
+            let fate = n.received(300_000_000, &mut m);
+            assert_eq!((fate.last, fate.times_out_ns), (left == 0, None));
+        }
+        // Without a limited link behind it there is no port.
+        assert!(!n.overflows(0, 0, u64::MAX) && n.is_small(1, 0, 1000) && !n.is_small(0, 1, 1000));
+    }
+
     #[test]
     fn a_large_message_goes_in_quanta_with_a_window() {
         let mut n = network(1e9, 1e9);
@@ -230,7 +370,7 @@ mod tests {
             sent += 1;
         }
         assert_eq!(sent, 12, "ten quanta of delay and two");
-        assert_eq!(Network::received(&mut m), (false, true));
+        assert_eq!(n.received(20_000, &mut m), Fate { continues: true, ..Fate::default() });
         assert!(n.step(20_000, &mut m).is_some());
     }
 }

@@ -9,7 +9,7 @@ use impresario_base::slab::Key;
 use impresario_node::session::{self, Next, Patience, Rights, Routes, Sign, Step, Verdict};
 use impresario_sched::Nanos;
 
-use crate::calls::{Call, FENCED, Owner, PATH_LOST};
+use crate::calls::{BUSY, Call, FENCED, Owner, PATH_LOST};
 use crate::client::EIO;
 use crate::simulation::{Event, Simulation};
 
@@ -33,6 +33,11 @@ impl Timeouts {
     /// Interval between checks of an outstanding call: half of the patience with its peer.
     fn step_ns(&self) -> u64 {
         self.patience.silence.0 / 2
+    }
+
+    /// How long a call may wait for memory, as on the servers.
+    pub(crate) fn memory_patience_ns(&self) -> u64 {
+        self.timeout_ns / 2
     }
 
     /// Longest time that a call may go without a reply.
@@ -197,12 +202,14 @@ impl Simulation {
         let verdict = match call.answering.errno() {
             FENCED => Verdict::Fenced,
             PATH_LOST => Verdict::PathLost,
+            BUSY => Verdict::Busy,
             _ => Verdict::Final,
         };
         let epoch = &self.processes[call.process as usize].epoch;
         match call.session.answered(Nanos(self.now), verdict, epoch) {
             Step::Again { at, .. } => {
-                self.fencing = true;
+                // A node without memory has not begun the call: no other copy of it is under way.
+                self.fencing |= verdict != Verdict::Busy;
                 self.park(call, at, false);
             }
             _ => self.failed(&call),

@@ -9,14 +9,15 @@ use impresario_device::{CHUNK_BYTES, DeviceQueue, Disk, Flash, Io, Op as IoOp, P
 use impresario_foresight::{EarlierReads, PredictedQueues, Prediction, ReadingAhead, Source};
 use impresario_node::session::Fence;
 use impresario_sched::{
-    Batch, BatchId, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Part, Request, RequestId,
-    UserId,
+    Batch, BatchId, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Naming, Nanos, Op, Part, Request,
+    RequestId, UserId,
 };
 use rustc_hash::FxHashMap;
 
 use crate::calls::FENCED;
 use crate::client::EIO;
 use crate::contents::Contents;
+use crate::memory::Memory;
 use crate::outcome::Served;
 use crate::simulation::{Event, FENCED_CLIENTS, Simulation};
 use crate::station::{Decision, Station};
@@ -84,6 +85,7 @@ pub(crate) struct Server {
     pub(crate) first_arrival: Option<u64>,
     /// Requests outstanding by connection.
     peers: FxHashMap<u32, u32>,
+    pub(crate) memory: Option<Box<Memory>>,
 }
 
 impl Server {
@@ -115,6 +117,7 @@ impl Server {
             last: (0, 0),
             first_arrival: None,
             peers: FxHashMap::default(),
+            memory: None,
         }
     }
 
@@ -228,6 +231,7 @@ impl Server {
         self.throttled.clear();
         self.flushing = false;
         self.peers.clear();
+        self.memory.iter_mut().for_each(|memory| memory.forget());
     }
 }
 
@@ -282,6 +286,7 @@ impl Simulation {
             job: JobId(job),
             user: UserId(job),
             op: if write { Op::Write } else { Op::Read },
+            naming: Naming::default(),
         };
         let mut taken = true;
         let mut parts = 0;
@@ -313,6 +318,7 @@ impl Simulation {
         if !taken {
             self.refuse(key, EIO);
         }
+        self.memory_is_for(target, key, parts);
         too_far.into_iter().for_each(|what| self.violated(what));
         self.pump_server(server);
     }
@@ -601,9 +607,14 @@ impl Simulation {
         for server in 0..self.servers.len() as u16 {
             let s = &mut self.servers[usize::from(server)];
             let mut whole = 0;
+            let mut gone = Vec::new();
             for id in s.station.cancel_connection(self.now, conn) {
-                whole += u32::from(s.station.waiter(id).undelivered == 0);
+                let waiter = s.station.waiter(id);
+                gone.extend((waiter.undelivered == 0).then_some(waiter.call));
             }
+            whole += gone.len() as u32;
+            let node = self.first_server + u32::from(server);
+            gone.into_iter().for_each(|call| self.memory_has_less(node, call));
             self.recorder.change(self.now, |r| &mut r.outstanding, -f64::from(whole));
             self.peer_has_less(server, conn, whole);
             self.pump_server(server);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, PageCache, Placement};
 use impresario_foresight::{ALONE_MAX, PredictedQueues};
 use impresario_layout::{Layout, Skipped};
-use impresario_node::DispatchQueue;
 use impresario_node::session::{Fence, Routes};
 use impresario_sched::laws::VIOLATIONS_MAX;
 use impresario_sched::policy::Chosen;
@@ -16,8 +15,10 @@ use crate::access;
 use crate::client::{Application, Call, ClientNode, Op, Population, Process};
 use crate::events::Calendar;
 use crate::faults::ActiveFault;
-use crate::io_node::{Forward, IoNode};
+use crate::io_node::{Forward, IoNode, dispatch_queue};
 use crate::measure::{Distance, Picture, Recorder};
+use crate::members::Acquaintance;
+use crate::memory::{Memory, longest_write_bytes};
 use crate::model::{Device, Scenario};
 use crate::network::{Message, Network};
 use crate::outcome::{Flow, Outcome};
@@ -85,6 +86,8 @@ pub(crate) enum Event {
         message: Key,
         bytes: u32,
     },
+    /// The sender of a message that was lost in part has waited.
+    MessageTimesOut(Key),
     /// A server's disk has finished its command.
     DiskDone {
         server: u16,
@@ -105,6 +108,10 @@ pub(crate) enum Event {
     FaultBegins(u32),
     FaultEnds(u32),
     RandomFault,
+    /// I/O nodes ask one another who takes turns.
+    Members,
+    /// A call may have waited for its node's memory for too long.
+    MemoryPatience(u32, Key),
 }
 
 /// Totals over the run.
@@ -174,6 +181,8 @@ pub struct Simulation {
     pub(crate) random_faults_left: u32,
     /// A client has raised its epoch: from now on fences apply.
     pub(crate) fencing: bool,
+    /// Some node's memory is limited.
+    pub(crate) has_memory_limits: bool,
     pub(crate) recorder: Recorder,
     pub(crate) picture: Picture,
     pub(crate) totals: Totals,
@@ -187,7 +196,7 @@ pub struct Simulation {
     /// The prediction from earlier runs for each data server; empty without earlier runs.
     foretold: Vec<Arc<PredictedQueues>>,
     time_limit: u64,
-    checks: bool,
+    pub(crate) checks: bool,
     started: bool,
     closed: bool,
 }
@@ -269,6 +278,8 @@ impl Simulation {
             fault_random,
             random_faults_left,
             fencing: false,
+            has_memory_limits: scenario.servers.payload_bytes > 0
+                || scenario.io_nodes.as_ref().is_some_and(|n| n.payload_bytes > 0),
             picture: Picture::default(),
             totals: Totals { expected, ..Totals::default() },
             first_gaps: Vec::new(),
@@ -319,6 +330,7 @@ impl Simulation {
 
     fn make_nodes(&mut self, device: &Device, random: &mut Random) -> Result<(), PolicyError> {
         let cost = cost_of(device);
+        let longest_write_bytes = longest_write_bytes(&self.scenario);
         let unlimited = |n: u32| if n == 0 { u32::MAX } else { n };
         if let Some(n) = &self.scenario.io_nodes {
             for rank in 0..n.count {
@@ -341,12 +353,16 @@ impl Simulation {
                 self.io.push(IoNode {
                     station: Station::new(config, &n.policy, skew as i64, self.checks)?,
                     released: Slab::default(),
-                    dispatch: DispatchQueue::new(n.threads as usize, n.merge_requests as usize, MERGE_BYTES),
+                    dispatch: dispatch_queue(n),
                     called: 0,
                     fence: Fence::new(FENCED_CLIENTS),
                     busy_until: 0,
                     last: (0, 0),
                     first_arrival: None,
+                    acquaintance: n
+                        .members
+                        .then(|| Acquaintance::new(rank, n.count, self.scenario.servers.count).into()),
+                    memory: Memory::new(n.payload_bytes, longest_write_bytes),
                 });
             }
         }
@@ -375,6 +391,7 @@ impl Simulation {
             let station = Station::new(config, &s.policy, 0, self.checks)?;
             let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
             let mut server = Server::new(station, storage, cache, foresight_bytes, self.checks);
+            server.memory = Memory::new(s.payload_bytes, longest_write_bytes);
             if let Some(foretold) = self.foretold.get(usize::from(index)) {
                 server.set_prediction(foretold);
             }
@@ -455,6 +472,7 @@ impl Simulation {
             Event::MessageContinues(message) => self.message_continues(message),
             Event::MessageArrives { message, bytes } => self.message_arrives(message, bytes),
             Event::MessageIsIn { message, bytes } => self.message_is_in(message, bytes),
+            Event::MessageTimesOut(message) => self.message_times_out(message),
             Event::DiskDone { server, incarnation } => self.disk_done(server, incarnation),
             Event::FlashDone(job) => self.flash_done(job),
             Event::IoAlarm(node) => {
@@ -472,6 +490,8 @@ impl Simulation {
             Event::FaultBegins(fault) => self.fault_begins(fault),
             Event::FaultEnds(fault) => self.fault_ends(fault),
             Event::RandomFault => self.random_fault(),
+            Event::Members => self.members_step(),
+            Event::MemoryPatience(node, call) => self.memory_patience(node, call),
         }
     }
 
@@ -501,6 +521,7 @@ impl Simulation {
     fn start(&mut self) {
         self.warm_caches();
         self.plan_faults();
+        self.begin_members();
         self.start_applications();
     }
 
@@ -536,9 +557,11 @@ impl Simulation {
             if !n.dispatch.is_empty() || n.dispatch.in_flight() > 0 {
                 wrong.push(format!("I/O node {i}: its dispatch queue is not empty"));
             }
+            wrong.extend(n.memory.as_ref().and_then(|m| m.is_left()).map(|e| format!("I/O node {i}: {e}")));
         }
         for (i, s) in self.servers.iter().enumerate() {
             wrong.extend(s.station.balance().err().map(|e| format!("data server {i}: {e}")));
+            wrong.extend(s.memory.as_ref().and_then(|m| m.is_left()).map(|e| format!("data server {i}: {e}")));
             wrong.extend(s.wasted_too_much().map(|e| format!("data server {i}: {e}")));
         }
         let (bound, silence) = (self.timeouts.silence_max_ns(), self.totals.silence_max);

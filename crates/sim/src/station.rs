@@ -8,8 +8,8 @@ use impresario_foresight::PredictedQueues;
 use impresario_node::Readiness;
 use impresario_sched::laws::Laws;
 use impresario_sched::{
-    Batch, ConnId, Core, CoreConfig, Ended, Event, Nanos, Next, Part, PolicyError, PolicySpec, Request, RequestId,
-    policy,
+    Batch, ConnId, Core, CoreConfig, Ended, Event, Members, Nanos, Next, Part, PolicyError, PolicySpec, Request,
+    RequestId, policy,
 };
 use rustc_hash::FxHashMap;
 
@@ -221,6 +221,20 @@ impl Station {
                 Decision::Batch(batch, ahead)
             }
             Next::Wait { until, .. } => Decision::Wait(until.0),
+        }
+    }
+
+    /// The present by the clock that the nodes share, as far as this one's agrees.
+    pub(crate) fn shared_time(&self, now: u64) -> Nanos {
+        Nanos(now.saturating_add_signed(self.clock_offset_ns))
+    }
+
+    /// Other nodes or lanes are there from an instant of shared time on.
+    pub(crate) fn members(&mut self, now: u64, members: Members) {
+        let from = members.from_shared.0.saturating_add_signed(-self.clock_offset_ns);
+        self.core.event(Nanos(now), Event::Members(members));
+        if let Some(laws) = &mut self.laws {
+            laws.members(now, from);
         }
     }
 

@@ -249,6 +249,42 @@ fn a_collective_read_reads_the_file_once() {
     assert_eq!(lawful(&s).layers.device.bytes, 2 * 2 * 28 * KIB);
 }
 
+/// Requests of a file that wait for one server go as one list though they do not touch: fewer messages, the same bytes.
+#[test]
+fn requests_that_wait_for_one_server_go_as_a_list() {
+    for (op, split, policy) in [
+        (Operation::Read, false, "fifo"),
+        (Operation::Read, true, "hbrr"),
+        (Operation::Write, true, "fifo"),
+        (Operation::Write, false, "twins"),
+    ] {
+        let forwarded = |merge| {
+            // Two requests of 4 KiB by each of 16 processes, the first ones 8 KiB apart; 8 processes for each server.
+            let mut s = plain(Application { op, ..reads(16, 2, 4 * KIB) });
+            s.servers.count = 2;
+            let handover_us = 500.0;
+            s.io_nodes = Some(IoNodes {
+                policy: PolicySpec::named(policy),
+                split,
+                merge,
+                threads: 2,
+                handover_us,
+                ..IoNodes::default()
+            });
+            let o = lawful(&s);
+            assert_eq!((o.applications[0].bytes, o.layers.servers.bytes), (128 * KIB, 128 * KIB), "{op:?} {policy}");
+            o.layers
+        };
+        let (apart, listed) = (forwarded(Merge::Contiguous), forwarded(Merge::List));
+        let case = format!("{op:?}, split {split}, {policy}: {apart:?} {listed:?}");
+        assert!(2 * listed.io_nodes.requests < apart.io_nodes.requests, "{case}");
+        assert!(
+            listed.servers.requests >= 2 * listed.io_nodes.requests,
+            "each range is a request of the server: {case}"
+        );
+    }
+}
+
 #[test]
 fn sieving_reads_the_hull() {
     // Among 4 processes' blocks one wants every fourth of 1 KiB: 16 regions over 61 KiB, in ranges of 16 KiB.
@@ -430,4 +466,56 @@ fn unlucky_parameters_of_a_disk_still_end() {
     s.application.push(Application { op: Operation::Write, ..s.application[0].clone() });
     let o = lawful(&s);
     assert_eq!(o.applications.iter().map(|a| a.bytes).collect::<Vec<_>>(), [180 * 200 * KIB; 2]);
+}
+
+#[test]
+fn who_has_no_memory_for_a_call_takes_it_later() {
+    let one_ns = 100e3 + 2.0 * MIB as f64 * 1.0;
+    // Four reads of 2 MiB that arrive together at 50 µs, memory for one: each waits until the reply before it has arrived.
+    let mut s = plain(reads(4, 1, 2 * MIB));
+    s.servers.payload_bytes = 2 * MIB;
+    near(lawful(&s).makespan_s, (50e3 + 4.0 * (one_ns + 50e3)) / 1e9, "one at a time");
+    // A request that is longer than the memory has all of it.
+    s.servers.payload_bytes = MIB;
+    near(lawful(&s).makespan_s, (50e3 + 4.0 * (one_ns + 50e3)) / 1e9, "none is refused");
+    // Memory for all changes nothing.
+    s.servers.payload_bytes = 64 * MIB;
+    let enough = lawful(&s).makespan_s;
+    s.servers.payload_bytes = 0;
+    near(enough, lawful(&s).makespan_s, "as without a limit");
+    // A call that waits for half of the timeout is refused and comes again: nothing fails, and nothing comes to a halt.
+    let mut s = plain(reads(10, 1, 2 * MIB));
+    s.servers.payload_bytes = 2 * MIB;
+    s.request_timeout_ms = 40;
+    let o = lawful(&s);
+    assert_eq!(o.applications[0].failed, 0);
+    assert!(o.makespan_s < 0.1, "{}", o.makespan_s);
+}
+
+/// Writers whose slices take all memory would wait for each other for ever without a headroom for one of them; those behind
+/// I/O nodes wait there, too.
+#[test]
+fn writers_that_share_little_memory_come_to_an_end() {
+    let mut s = plain(Application { op: Operation::Write, ..reads(12, 6, 3 * MIB) });
+    (s.servers.payload_bytes, s.servers.count) = (9 * MIB, 2);
+    s.request_timeout_ms = 600_000;
+    assert_eq!(lawful(&s).applications[0].failed, 0);
+    s.io_nodes = Some(IoNodes { count: 2, payload_bytes: 9 * MIB, split: true, ..IoNodes::default() });
+    assert_eq!(lawful(&s).applications[0].failed, 0);
+}
+
+/// The port toward a server has room for ten of twelve packets that come at once. Who loses the last of what it has sent waits.
+#[test]
+fn what_overflows_a_port_costs_its_sender_a_timeout() {
+    let mut s = plain(Application { op: Operation::Write, pattern: Pattern::FilePerProcess, ..reads(12, 1, 1024) });
+    s.network.server_bytes_per_s = 1e8;
+    s.network.quantum_bytes = 2048;
+    s.network.port_buffer_bytes = 12 * 1124;
+    let enough = lawful(&s).makespan_s;
+    assert!(enough < 0.001, "all fit: {enough}");
+    s.network.port_buffer_bytes = 10 * 1124;
+    let lost = lawful(&s).makespan_s;
+    assert!((0.2..0.21).contains(&lost), "two waited: {lost}");
+    s.network.retransmit_ms = 10.0;
+    assert!((0.01..0.011).contains(&lawful(&s).makespan_s));
 }

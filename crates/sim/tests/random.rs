@@ -41,10 +41,12 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
     let policy = || prop::sample::select(POLICIES).prop_map(PolicySpec::named);
     let network = (0u32..3, 0u32..3, 10u32..20);
     let servers = (1u16..5, policy(), 0u32..4, any::<bool>(), 0u64..3, 0u8..3);
+    let memory = || prop::sample::select(&[0, 0, 4 << 10, 100_000, 1 << 20, 20 << 20][..]);
     let io = prop::option::of((1u16..4, policy(), any::<bool>(), 1u32..20));
     let clients = (0u64..3, 0u64..2, 1u32..4);
-    (prop::collection::vec(applications(), 1..3), network, servers, io, clients, any::<u64>()).prop_map(
-        |(application, (client_link, server_link, quantum), servers, io, (wire, ahead, per_node), seed)| {
+    (prop::collection::vec(applications(), 1..3), network, servers, io, clients, (memory(), memory(), any::<u64>()))
+        .prop_map(|(application, (client_link, server_link, quantum), servers, io, (wire, ahead, per_node), others)| {
+            let (payload_bytes, io_payload_bytes, seed) = others;
             let rate = |n: u32| [0.0, 1.25e7, 1.25e9][n as usize];
             let (count, policy, in_flight, pieces, cache, device) = servers;
             let disk = |order| Device::Disk(DeviceParams { order, ..DeviceParams::default() });
@@ -73,6 +75,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
                     in_flight,
                     pieces,
                     cache_bytes: cache * 300_000,
+                    payload_bytes,
                     device: "d".into(),
                     ..Servers::default()
                 },
@@ -81,13 +84,14 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
                     count,
                     policy,
                     split,
+                    merge: if threads % 2 == 0 { Merge::List } else { Merge::Contiguous },
                     threads,
+                    payload_bytes: io_payload_bytes,
                     ..IoNodes::default()
                 }),
                 ..Scenario::default()
             }
-        },
-    )
+        })
 }
 
 proptest! {

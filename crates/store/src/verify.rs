@@ -105,7 +105,7 @@ impl<F: FileSystem> ObjectStore<F> {
     fn corrupt(&self, checks: &Checks<F::File>, key: u64, block: u64) -> io::Error {
         checks.corrupt.fetch_add(1, Ordering::Relaxed);
         let corrupt = Corrupt { server: self.identity().server.clone(), key, offset: block * BLOCK_BYTES };
-        self.complaints.counted(&format!("{key:016x}/{block}"), |times| tracing::error!(times, "{corrupt}"));
+        self.complaints.about("corrupt", &format!("{key:016x}/{block}"), |times| tracing::error!(times, "{corrupt}"));
         io::Error::other(corrupt)
     }
 

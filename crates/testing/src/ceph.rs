@@ -65,6 +65,8 @@ impl CephCluster {
         Some(cluster)
     }
 
+    /// An OSD that was paused for longer than its lease to read (here 48 to 96 s) waits for others to renew it, for ever where it has
+    /// no replicas.
     fn settings(&self, port: u16, fsid: &str) -> String {
         let dir = self.dir.path().display();
         format!(
@@ -79,7 +81,7 @@ impl CephCluster {
              [mgr]\nmgr data = {dir}/mgr\nmgr initial modules =\nmgr stats period = 1\n\
              [mds]\nmds data = {dir}/mds\nmds beacon interval = 0.5\n\
              [osd]\nosd data = {dir}/osd$id\nosd objectstore = memstore\nmemstore device bytes = 4294967296\n\
-             osd fast shutdown = false\nosd pg stat report interval max = 2\n"
+             osd fast shutdown = false\nosd pool default read lease ratio = 6\nosd pg stat report interval max = 2\n"
         )
     }
 

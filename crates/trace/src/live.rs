@@ -47,10 +47,7 @@ pub type PathOf = Box<dyn FnMut(u64) -> Option<Vec<u8>> + Send>;
 
 /// The stable key of a file that has only a name: FNV-1a of 64 bits, never 0.
 pub fn key_of_name(name: &[u8]) -> u64 {
-    let hash = name
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    hash.max(1)
+    impresario_base::fnv::hash(name).max(1)
 }
 
 /// The status of a trace being written, as servers and libraries tell it.

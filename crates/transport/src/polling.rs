@@ -168,6 +168,31 @@ impl Crowd {
     }
 }
 
+/// What a poll goes by: the clock, the processor and the others of the process.
+trait Surroundings: Send + Sync {
+    fn now(&self) -> Instant;
+    /// Lets other threads have the processor.
+    fn give_way(&self);
+    fn crowd(&self) -> &Crowd;
+}
+
+/// Those of this process.
+struct ThisProcess;
+
+impl Surroundings for ThisProcess {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn give_way(&self) {
+        std::thread::yield_now();
+    }
+
+    fn crowd(&self) -> &Crowd {
+        &CROWD
+    }
+}
+
 /// A thread that polls.
 struct PollingThread<'a>(&'a Crowd);
 
@@ -194,35 +219,47 @@ pub enum Side {
 }
 
 /// The polling for one connection.
-#[derive(Debug)]
 pub(crate) struct Poller {
+    surroundings: &'static dyn Surroundings,
     side: Side,
     account: Mutex<Account>,
     /// The last span in which it was counted as in use.
     span: AtomicU32,
 }
 
+impl std::fmt::Debug for Poller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Poller").field("side", &self.side).field("account", &self.account).finish_non_exhaustive()
+    }
+}
+
 /// A thread that waits for an answer.
-pub(crate) struct Asking;
+pub(crate) struct Asking(&'static Crowd);
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        CROWD.asking.fetch_sub(1, Ordering::Relaxed);
+        self.0.asking.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Poller {
     /// For a connection, with polls of at most `longest`.
     pub(crate) fn new(side: Side, longest: Duration) -> Poller {
+        Poller::within(&ThisProcess, side, longest)
+    }
+
+    fn within(surroundings: &'static dyn Surroundings, side: Side, longest: Duration) -> Poller {
         let longest = Nanos(longest.as_nanos().try_into().unwrap_or(u64::MAX));
-        Poller { side, account: Mutex::new(Account::new(longest, nanos(Instant::now()))), span: AtomicU32::new(0) }
+        let account = Mutex::new(Account::new(longest, nanos(surroundings.now())));
+        Poller { surroundings, side, account, span: AtomicU32::new(0) }
     }
 
     /// To be held while a thread waits.
     pub(crate) fn waits(&self) -> Option<Asking> {
         (self.side == Side::Asks).then(|| {
-            CROWD.asking.fetch_add(1, Ordering::Relaxed);
-            Asking
+            let crowd = self.surroundings.crowd();
+            crowd.asking.fetch_add(1, Ordering::Relaxed);
+            Asking(crowd)
         })
     }
 
@@ -231,9 +268,9 @@ impl Poller {
         if self.side != Side::Listens {
             return;
         }
-        let span = Crowd::span(nanos(Instant::now()));
+        let span = Crowd::span(nanos(self.surroundings.now()));
         if self.span.swap(span, Ordering::Relaxed) != span {
-            CROWD.count(span);
+            self.surroundings.crowd().count(span);
         }
     }
 
@@ -244,20 +281,20 @@ impl Poller {
             let mut account = self.account.lock();
             account.may_poll(nanos(now)).then_some(account.longest)?
         };
-        let place = CROWD.enter(nanos(now))?;
+        let place = self.surroundings.crowd().enter(nanos(now))?;
         let mut found = look();
         if found.is_some() {
             // It did not have to wait.
             return found;
         }
         let until = deadline.min(now + Duration::from_nanos(longest.0));
-        let mut looked = Instant::now();
+        let mut looked = self.surroundings.now();
         let end = loop {
             if looked >= until {
                 break End::InVain;
             }
-            std::thread::yield_now();
-            let back = Instant::now();
+            self.surroundings.give_way();
+            let back = self.surroundings.now();
             found = look();
             let away = back.saturating_duration_since(looked);
             if away > AWAY_MAX {
@@ -269,8 +306,8 @@ impl Poller {
             }
         };
         drop(place);
-        CROWD.tally(end);
-        let (ended, spent) = (nanos(Instant::now()), nanos(looked).since(nanos(now)));
+        self.surroundings.crowd().tally(end);
+        let (ended, spent) = (nanos(self.surroundings.now()), nanos(looked).since(nanos(now)));
         self.account.lock().book(ended, spent, end);
         found
     }
@@ -407,81 +444,160 @@ mod tests {
         assert!(crowd.enter(span(1000)).is_some());
     }
 
-    #[test]
-    fn a_poller_finds_what_comes_in_time_and_gives_up_otherwise() {
-        let far = Instant::now() + Duration::from_secs(10);
-        // Other tests and programs may take the processor or the place, so each is tried again.
-        let tries = |poll: &dyn Fn() -> bool| (0..1000).any(|_| poll());
-        assert!(
-            std::thread::available_parallelism().map_or(1, NonZero::get) < 2
-                || tries(&|| {
-                    let (poller, mut looks) = (Poller::new(Side::Asks, Duration::from_millis(1)), 0);
-                    let found = poller.poll(Instant::now(), far, || {
-                        looks += 1;
-                        (looks == 3).then_some(looks)
-                    });
-                    found == Some(3)
-                })
-        );
-        let poller = Poller::new(Side::Listens, Duration::from_micros(200));
-        let (started, mut looks) = (Instant::now(), 0);
-        for _ in 0..1000 {
-            let none: Option<()> = poller.poll(Instant::now(), far, || {
-                looks += 1;
-                None
-            });
-            assert_eq!(none, None);
-        }
-        assert!(poller.account.lock().misses <= 200, "it pauses");
-        assert!(started.elapsed() < Duration::from_secs(5), "{looks} looks");
-        // Not after the deadline.
-        let poller = Poller::new(Side::Asks, Duration::from_secs(5));
-        let started = Instant::now();
-        assert_eq!(poller.poll(started, started + Duration::from_millis(1), || None::<()>), None);
-        assert!(started.elapsed() < Duration::from_secs(1));
+    /// A clock that the test moves, two processors of which one may poll, and what happens when a poll gives way.
+    struct Staged<F> {
+        clock: Mutex<Instant>,
+        crowd: Crowd,
+        on_give_way: F,
     }
 
+    impl<F: Fn(&Mutex<Instant>) + Send + Sync> Surroundings for Staged<F> {
+        fn now(&self) -> Instant {
+            *self.clock.lock()
+        }
+
+        fn give_way(&self) {
+            (self.on_give_way)(&self.clock);
+        }
+
+        fn crowd(&self) -> &Crowd {
+            &self.crowd
+        }
+    }
+
+    fn staged<F: Fn(&Mutex<Instant>) + Send + Sync + 'static>(on_give_way: F) -> &'static Staged<F> {
+        // No instant of the clock is before the first that was asked for: it would count as that.
+        nanos(Instant::now());
+        Box::leak(Box::new(Staged { clock: Mutex::new(Instant::now()), crowd: Crowd::new(2), on_give_way }))
+    }
+
+    impl<F> Staged<F> {
+        fn polls(&self) -> (u64, u64) {
+            (self.crowd.paid.load(Ordering::Relaxed), self.crowd.in_vain.load(Ordering::Relaxed))
+        }
+    }
+
+    fn advances(clock: &Mutex<Instant>, by: Duration) {
+        *clock.lock() += by;
+    }
+
+    #[test]
+    fn a_poller_finds_what_comes_in_time_and_gives_up_otherwise() {
+        let around = staged(|clock| advances(clock, Duration::from_micros(5)));
+        let far = around.now() + Duration::from_secs(10);
+        // It looks at once, and then after each time that it gave way.
+        let looks_until = |poller: &Poller, deadline, comes_at: u32| {
+            let mut looks = 0;
+            let found = poller.poll(around.now(), deadline, || {
+                looks += 1;
+                (looks >= comes_at).then_some(())
+            });
+            (found.is_some(), looks)
+        };
+        let poller = Poller::within(around, Side::Asks, Duration::from_micros(50));
+        assert_eq!(looks_until(&poller, far, 1), (true, 1));
+        assert_eq!(around.polls(), (0, 0), "one that need not wait is no poll");
+        assert_eq!(looks_until(&poller, far, 3), (true, 3));
+        assert_eq!(around.polls(), (1, 0));
+        assert_eq!(looks_until(&poller, far, 11), (true, 11), "as late as may be");
+        for late in 1..=u64::from(TRIES) {
+            assert_eq!(looks_until(&poller, far, 12), (false, 11));
+            assert_eq!(around.polls(), (2, late));
+        }
+        assert_eq!(looks_until(&poller, far, 1), (false, 0), "it pauses");
+        advances(&around.clock, Duration::from_millis(1));
+        assert_eq!(looks_until(&poller, far, 2), (true, 2));
+        // Not after the deadline.
+        let patient = Poller::within(around, Side::Asks, Duration::from_secs(5));
+        assert_eq!(looks_until(&patient, around.now() + Duration::from_micros(20), u32::MAX), (false, 5));
+        // While another thread polls there is no place.
+        let place = around.crowd.enter(nanos(around.now()));
+        assert_eq!(looks_until(&poller, far, 1), (false, 0));
+        drop(place);
+        assert_eq!(looks_until(&poller, far, 1), (true, 1));
+    }
+
+    #[test]
+    fn a_poll_ends_when_another_thread_had_the_processor() {
+        let around = staged(|clock| advances(clock, Duration::from_millis(3)));
+        let far = around.now() + Duration::from_secs(100);
+        let poller = Poller::within(around, Side::Listens, Duration::from_millis(50));
+        let mut looks = 0;
+        let found = poller.poll(around.now(), far, || {
+            looks += 1;
+            (looks == 2).then_some(())
+        });
+        assert_eq!((found, looks, around.polls()), (Some(()), 2, (0, 1)), "what came meanwhile is taken");
+        advances(&around.clock, Duration::from_millis(3) * AWAY_TIMES as u32 - Duration::from_nanos(1));
+        assert_eq!(poller.poll(around.now(), far, || Some(())), None);
+        advances(&around.clock, Duration::from_nanos(1));
+        assert_eq!(poller.poll(around.now(), far, || Some(())), Some(()));
+    }
+
+    /// Each answer comes while the stream polls for it: the other end sends when the poll gives way.
     #[test]
     fn a_stream_that_polls_receives_what_comes_and_keeps_its_deadlines() {
         use std::io::IoSliceMut;
         use std::os::unix::net::UnixStream;
+        use std::sync::mpsc::sync_channel;
 
         use crate::{Stream, TransportError};
 
+        const ROUNDS: u64 = 200;
         let (ours, theirs) = UnixStream::pair().unwrap();
         let [ours, theirs] = [ours, theirs].map(|end| Stream::from_unix(end, Duration::from_secs(1)).unwrap());
-        ours.poll_before_sleeping(Side::Asks, Duration::from_millis(1));
+        let (gave_way, polled) = sync_channel(0);
+        let (sent, is_there) = sync_channel(0);
+        let is_there = Mutex::new(is_there);
+        let around = staged(move |_| {
+            // Where nothing is to be sent any more, a poll in vain.
+            if gave_way.send(()).is_ok() {
+                is_there.lock().recv().unwrap();
+            }
+        });
+        ours.poll_with(Poller::within(around, Side::Asks, Duration::from_millis(1)));
         let far = || Instant::now() + Duration::from_secs(60);
         let send = |stream: &Stream, bytes: &[u8]| {
             assert_eq!(rustix::net::send(stream, bytes, rustix::net::SendFlags::empty()).unwrap(), bytes.len());
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut bytes = [0; 64];
-                while let Ok(got) = theirs.receive(&mut [IoSliceMut::new(&mut bytes)], far()) {
-                    send(&theirs, &bytes[..got]);
+            let theirs = &theirs;
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let mut bytes = [0; 64];
+                    let got = theirs.receive(&mut [IoSliceMut::new(&mut bytes)], far()).unwrap();
+                    polled.recv().unwrap();
+                    send(theirs, &bytes[..got]);
+                    sent.send(()).unwrap();
                 }
             });
-            let (before, mut round) = (polls().0, 0u64);
-            // One processor does not poll; two may be busy.
-            let is_alone = std::thread::available_parallelism().map_or(1, NonZero::get) < 2;
-            impresario_testing::until("a poll paid", || {
-                round += 1;
+            for round in 0..ROUNDS {
                 send(&ours, &round.to_ne_bytes());
                 let (mut head, mut rest) = ([0; 3], [0; 64]);
                 let mut both = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut rest)];
                 assert_eq!(ours.receive(&mut both, far()).unwrap(), 8);
                 assert_eq!([&head[..], &rest[..5]].concat(), round.to_ne_bytes());
-                polls().0 > before || is_alone
-            });
-            let started = Instant::now();
-            let mut byte = [0];
-            let late = ours.receive(&mut [IoSliceMut::new(&mut byte)], started + Duration::from_millis(20));
-            assert!(matches!(late, Err(TransportError::TimedOut)) && started.elapsed() >= Duration::from_millis(20));
-            theirs.shut_down();
-            let ended = ours.receive(&mut [IoSliceMut::new(&mut byte)], far());
-            assert!(matches!(ended, Err(TransportError::Closed)), "{ended:?}");
+            }
         });
+        assert_eq!(around.polls(), (ROUNDS, 0), "each poll paid");
+        // The clock that polls go by stands: they end by the deadline, which is real for the sleep that follows.
+        advances(&around.clock, Duration::from_secs(60));
+        let started = Instant::now();
+        let mut byte = [0];
+        let late = ours.receive(&mut [IoSliceMut::new(&mut byte)], started + Duration::from_millis(20));
+        assert!(matches!(late, Err(TransportError::TimedOut)) && started.elapsed() >= Duration::from_millis(20));
+        theirs.shut_down();
+        let ended = ours.receive(&mut [IoSliceMut::new(&mut byte)], far());
+        assert!(matches!(ended, Err(TransportError::Closed)), "{ended:?}");
+    }
+
+    /// On the real clock and processors, whatever else they do.
+    #[test]
+    fn a_poller_of_this_process_keeps_its_deadlines() {
+        let poller = Poller::new(Side::Asks, Duration::from_secs(5));
+        let started = Instant::now();
+        assert_eq!(poller.poll(started, started + Duration::from_millis(1), || None::<()>), None);
+        assert!(started.elapsed() < Duration::from_secs(5), "not for as long as it may");
     }
 
     proptest! {

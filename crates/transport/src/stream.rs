@@ -110,8 +110,12 @@ impl Stream {
     /// From now on a thread that receives polls for at most `longest` before it sleeps, where that pays. Zero: never.
     pub fn poll_before_sleeping(&self, side: Side, longest: Duration) {
         if !longest.is_zero() {
-            let _ = self.poller.set(Poller::new(side, longest));
+            self.poll_with(Poller::new(side, longest));
         }
+    }
+
+    pub(crate) fn poll_with(&self, poller: Poller) {
+        let _ = self.poller.set(poller);
     }
 
     /// The user of the process at the other end, if the kernel knows it: on Unix sockets.

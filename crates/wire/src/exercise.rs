@@ -34,7 +34,7 @@ pub fn decode_everything(bytes: &[u8]) {
 /// A list that is accepted holds what was checked and nothing else.
 fn judge_list(body: &[u8]) {
     let (extents, max) = match decode_body::<Call>(body) {
-        Ok(Call::ReadList { extents, .. }) => (extents, 1 << 26),
+        Ok(Call::ReadList { extents, .. } | Call::WriteList { extents, .. }) => (extents, 1 << 26),
         Ok(Call::Prefetch { extents, .. }) => (extents, u64::MAX),
         _ => return,
     };

@@ -427,6 +427,7 @@ mod tests {
                 sequence,
                 job,
                 user,
+                folders: [0, user, 1, epoch],
             },
         )
     }
@@ -473,7 +474,8 @@ mod tests {
                 user,
                 client: job ^ 7,
                 file: job / 3,
-                write
+                op: if write { "write" } else { "stat" }.into(),
+                folders: [user; 4],
             }),
             ("[a-z]{0,9}", "[ -~]{0,9}", any::<i64>()).prop_map(|(n, v, at_shared_ns)| Call::SetPolicy {
                 name: n.clone(),

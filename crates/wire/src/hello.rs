@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::message::Call;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// A cluster's identity, drawn at random when its metadata folder is made; every folder of the cluster bears it. 0: not
 /// known yet.
@@ -50,6 +50,9 @@ pub struct Who {
     pub job: u64,
     /// The user's number.
     pub user: u32,
+    /// The folders that lead to the file that the request is about, as the client opened it, by number
+    /// (`impresario_base::folders`); zeros where that is not known.
+    pub folders: [u32; 4],
 }
 
 /// What kind of server is spoken to.

@@ -139,7 +139,7 @@ pub enum Call {
     },
     /// Any server: its state as JSON. Answer: [`Answer::Text`].
     Status,
-    /// I/O node or data server: switch the policy. Answer: [`Answer::Done`] as soon as the change is certain, or a fault that
+    /// Any server: switch the policy. Answer: [`Answer::Done`] as soon as the change is certain, or a fault that
     /// says why not.
     SetPolicy {
         /// Name of the policy.
@@ -150,7 +150,7 @@ pub enum Call {
         /// together; 0 or a past one: now.
         at_shared_ns: i64,
     },
-    /// I/O node or data server: what the policy does with such requests, in words. Answer: [`Answer::Text`].
+    /// Any server: what the policy does with such requests, in words. Answer: [`Answer::Text`].
     Explain {
         /// Application.
         job: u64,
@@ -160,8 +160,10 @@ pub enum Call {
         client: u64,
         /// File.
         file: u64,
-        /// Writes rather than reads.
-        write: bool,
+        /// What they do, as rules call it: `read`, `write`, or what is done to names, such as `create`.
+        op: String,
+        /// The folders that lead to the file, as in [`Who::folders`].
+        folders: [u32; 4],
     },
     /// Data server and I/O node: zero the statistics; a modelled device also forgets what it read. Answer: [`Answer::Done`].
     ResetStatistics,
@@ -285,6 +287,26 @@ pub enum Call {
     },
     /// Data server: a step of its move to another folder or machine. Answer: [`Answer::Move`].
     Move(MoveCall),
+    /// I/O node: which I/O nodes and data servers take turns, as far as it knows. Answer: [`Answer::Members`].
+    Members,
+    /// Data server: as [`Call::WriteMerged`], into several extents of an object, whose bytes are back to back in the payload.
+    /// When it fails, some of them may have been written. Answer: [`Answer::Written`].
+    WriteList {
+        /// Sender of the first bytes.
+        who: Who,
+        /// The other senders, and the epoch of each.
+        others: Vec<(ClientKey, u32)>,
+        /// File.
+        file: FileKey,
+        /// Where the bytes go; offsets are those of the object.
+        extents: Extents,
+    },
+    /// All servers: calls of this connection that a limit withholds are not wanted any more. Those that were not begun are answered
+    /// with [`Fault::GIVEN_UP`] and not done; nothing happens to others. Answer: [`Answer::Done`].
+    GiveUp {
+        /// Their numbers.
+        calls: Vec<u64>,
+    },
 }
 
 /// The field `who` of a call, shared or to be changed.
@@ -293,6 +315,7 @@ macro_rules! who_of {
         match $call {
             Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
             Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::WriteList { who, .. } => Some(who),
             Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
             Call::FileRead { who, .. }
             | Call::FileWrite { who, .. }
@@ -324,6 +347,7 @@ impl Call {
             | Call::ReadList { file, .. }
             | Call::Write { file, .. }
             | Call::WriteMerged { file, .. }
+            | Call::WriteList { file, .. }
             | Call::Sync { file, .. }
             | Call::Truncate { file, .. }
             | Call::Unlink { file, .. }
@@ -352,6 +376,8 @@ impl Call {
             | Call::EarlierRuns { .. }
             | Call::ListObjects { .. }
             | Call::Grants
+            | Call::Members
+            | Call::GiveUp { .. }
             | Call::Move(_) => None,
         }
     }
@@ -360,7 +386,7 @@ impl Call {
     /// looked at.
     pub fn needs_write(&self) -> bool {
         match self {
-            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::WriteList { .. } | Call::FileWrite { .. } => true,
             Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
             Call::ChangeSpace { .. } | Call::FileChangeSpace { .. } => true,
             Call::Meta { call, .. } => call.needs_write(),
@@ -369,9 +395,14 @@ impl Call {
             Call::Prefetch { .. } | Call::FilePrefetch { .. } | Call::ObjectSeek { .. } | Call::FileSeek { .. } => {
                 false
             }
-            Call::Status | Call::Explain { .. } | Call::Grants | Call::ListObjects { .. } | Call::Scrub { .. } => false,
+            Call::Members
+            | Call::Status
+            | Call::Explain { .. }
+            | Call::Grants
+            | Call::ListObjects { .. }
+            | Call::Scrub { .. } => false,
             Call::SetPolicy { .. } | Call::ResetStatistics | Call::SetDiskOrder { .. } | Call::Trace { .. } => false,
-            Call::EarlierRuns { .. } | Call::Move(_) => false,
+            Call::EarlierRuns { .. } | Call::Move(_) | Call::GiveUp { .. } => false,
         }
     }
 
@@ -589,12 +620,38 @@ pub enum Answer {
     /// Answers no call (its number is 0): the server lives, though what it does for the client's calls keeps it from
     /// reading others, such as those that ask for a sign of life.
     Alive,
+    /// Which I/O nodes and data servers take turns.
+    Members(MembersView),
+    /// Answers no call (its number is 0): limits withhold these calls of the connection at present, by their numbers. The server
+    /// will do them; whoever waits for an answer waits on.
+    Withheld {
+        /// Numbers of calls; one may have been answered meanwhile.
+        calls: Vec<u64>,
+        /// So many wait that the server reads no further calls of the connection: those from this number on, as far as they were
+        /// sent.
+        unread_from: Option<u64>,
+    },
 }
 
 /// Proves to every server of a cluster that a client may use a file that it names by its key: the client was given it when it
 /// opened the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pass(pub [u8; 32]);
+
+/// Which I/O nodes and data servers take turns, as one I/O node knows them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MembersView {
+    /// A greater number is newer.
+    pub number: u64,
+    /// From when on it counts, shared time, nanoseconds since 1970.
+    pub from_shared_ns: u64,
+    /// The I/O nodes that are there, by their place in the configuration, ascending.
+    pub nodes: Vec<u16>,
+    /// The lanes of data servers that are gone or hang, ascending.
+    pub absent: Vec<u16>,
+    /// The lanes of those that hang for the node that answers.
+    pub hung: Vec<u16>,
+}
 
 /// What a server granted of a limit over all servers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -629,6 +686,8 @@ impl Fault {
     /// (EAGAIN) An I/O node lost its path to a data server with the request outstanding: it may or may not have been
     /// applied. Only the client may repeat it, under a new epoch, so that the first copy cannot arrive late.
     pub const PATH_LOST: i32 = 11;
+    /// (EINTR) The call waited for a limit and was given up by its client ([`Call::GiveUp`]); it was not done.
+    pub const GIVEN_UP: i32 = 4;
     /// (ENOKEY) The user of the call has not proved itself, or too long ago; the call was not done. Its client proves the user
     /// ([`MetaCall::Prove`]) and sends it again.
     pub const UNPROVEN: i32 = 126;

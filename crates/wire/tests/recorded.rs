@@ -1,11 +1,11 @@
-//! The bytes of messages under [`PROTOCOL_VERSION`] 15, recorded: whoever changes them changes the version too.
+//! The bytes of messages under [`PROTOCOL_VERSION`] 16, recorded: whoever changes them changes the version too.
 
 use impresario_layout::{Layout, Skipped};
 use impresario_wire::frame::encode;
 use impresario_wire::*;
 
 fn who() -> Who {
-    Who { client: ClientKey(300), epoch: 2, sequence: 70_000, since: 1, job: 9, user: 1000 }
+    Who { client: ClientKey(300), epoch: 2, sequence: 70_000, since: 1, job: 9, user: 1000, folders: [70_000, 5, 0, 0] }
 }
 
 fn lock() -> FileLock {
@@ -34,7 +34,7 @@ fn answer(answer: Answer) -> String {
 
 #[test]
 fn the_bytes_of_messages_stay_those_of_the_version() {
-    assert_eq!(PROTOCOL_VERSION, 15, "record the new version's bytes");
+    assert_eq!(PROTOCOL_VERSION, 16, "record the new version's bytes");
     let layout = Layout::new(1, 3, 65536, 4).unwrap();
     let file = FileKey(600);
     let time = Time { secs: -3, nanos: 500 };
@@ -133,29 +133,47 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
             any_lost: 2,
         }),
         answer(Answer::Alive),
+        call(Call::Members),
+        call(Call::WriteList {
+            who: who(),
+            others: vec![(ClientKey(301), 3)],
+            file,
+            extents: Extents::of(&[(128, 5000), (70_000, 16)]),
+        }),
+        answer(Answer::Members(MembersView {
+            number: 2,
+            from_shared_ns: 1 << 33,
+            nodes: vec![0, 300],
+            absent: vec![1],
+            hung: vec![4],
+        })),
+        call(Call::Explain { job: 9, user: 1000, client: 300, file: 0, op: "open".into(), folders: [0, 5, 0, 0] }),
+        answer(Answer::Withheld { calls: vec![3, 300], unread_from: None }),
+        answer(Answer::Withheld { calls: vec![3], unread_from: Some(301) }),
+        call(Call::GiveUp { calls: vec![3, 300] }),
     ];
     let seen: Vec<&str> = seen.iter().map(String::as_str).collect();
     assert_eq!(seen, RECORDED);
 }
 
 const RECORDED: &[&str] = &[
-    "0dac0202f0a2040109e8070203636c699003054d554e4745",
+    "0dac0202f0a2040109e807f0a2040500000203636c699003054d554e4745",
     "0d06646174612d31808080802080804090030c01ac0201c80180800407",
     "0d010203010203",
-    "1aac0202f0a2040109e807d804000180018827",
-    "1bac0202f0a2040109e807d80401038080040400010102",
+    "1aac0202f0a2040109e807f0a204050000d804000180018827",
+    "1bac0202f0a2040109e807f0a204050000d80401038080040400010102",
     "1cd804ac0201",
     "1dd8040103808004040005ac0200",
-    "0cac0202f0a2040109e8070203612f62a40301020101000103018020",
-    "0cac0202f0a2040109e8070101090000000001ac020100010105f403",
-    "0cac0202f0a2040109e80718020101780a",
-    "0cac0202f0a2040109e807190400d804054d00ffffffffffffffffff010101",
-    "0cac0202f0a2040109e807190003d8040501054d00ffffffffffffffffff0101",
-    "0cac0202f0a2040109e807050301",
-    "0cac0202f0a2040109e8071a0364c801",
-    "0cac0202f0a2040109e8071c010100ac02ad020101e807cf0f",
-    "0cac0202f0a2040109e8071d054d554e4745",
-    "0cac0202f0a2040109e8071e",
+    "0cac0202f0a2040109e807f0a2040500000203612f62a40301020101000103018020",
+    "0cac0202f0a2040109e807f0a2040500000101090000000001ac020100010105f403",
+    "0cac0202f0a2040109e807f0a20405000018020101780a",
+    "0cac0202f0a2040109e807f0a204050000190400d804054d00ffffffffffffffffff010101",
+    "0cac0202f0a2040109e807f0a204050000190003d8040501054d00ffffffffffffffffff0101",
+    "0cac0202f0a2040109e807f0a204050000050301",
+    "0cac0202f0a2040109e807f0a2040500001a0364c801",
+    "0cac0202f0a2040109e807f0a2040500001c010100ac02ad020101e807cf0f",
+    "0cac0202f0a2040109e807f0a2040500001d054d554e4745",
+    "0cac0202f0a2040109e807f0a2040500001e",
     "0908050401ed13020a0b808080808020802005f4030202060401",
     "0a01d804010380800404000108050401ed13020a0b808080808020802005f4030202060401",
     "1704b0ea0101054d00ffffffffffffffffff010100",
@@ -165,6 +183,13 @@ const RECORDED: &[&str] = &[
     "1c08050401ed13020a0b808080808020802005f4030202060401d80401028780808020",
     "1d008080808020ac020101d80402",
     "1e",
+    "1f",
+    "20ac0202f0a2040109e807f0a20405000001ad0203d804000280018827f0a20410",
+    "1f0280808080200200ac0201010104",
+    "0f09e807ac0200046f70656e00050000",
+    "200203ac0200",
+    "20010301ad02",
+    "210203ac02",
 ];
 
 #[test]

@@ -15,8 +15,9 @@ use crate::dataset::DataSet;
 use crate::plan::Workload;
 use crate::progress::Progress as Line;
 use crate::result::{AppResult, RunResult};
-use crate::runner::{RunOptions, run};
-use crate::stats::{Interval, Looks, Verdict, at_least, mean, no_worse_than};
+use crate::rounds::{shuffled, tried};
+use crate::runner::{RunOptions, run, run_verified};
+use crate::stats::{self, Interval, Looks, Verdict, at_least, mean, no_worse_than};
 use crate::stop::Stop;
 use crate::system::{Switch, System};
 use impresario_base::Random;
@@ -245,16 +246,12 @@ fn measure(
     let mut done = 0;
     'pairs: while outcome.wants_more(began.elapsed()) {
         let pair = outcome.pairs;
-        let mut cases: Vec<usize> = (0..experiment.cases.len()).collect();
-        if experiment.shuffle {
-            random.shuffle(&mut cases);
-        }
-        for case in cases {
-            let mut order: Vec<usize> = (0..experiment.systems.len()).collect();
-            if experiment.shuffle {
-                random.shuffle(&mut order);
-            }
-            for system in order {
+        let mut order = |count: usize| match experiment.shuffle {
+            true => shuffled(count, &mut random),
+            false => (0..count).collect(),
+        };
+        for case in order(experiment.cases.len()) {
+            for system in order(experiment.systems.len()) {
                 let left = (done > 0).then(|| {
                     let rest = (per_pair * experiment.pairs.max(pair + 1)).saturating_sub(done);
                     running.elapsed() / done * rest
@@ -269,23 +266,24 @@ fn measure(
                     left,
                 };
                 progress(report);
-                for attempt in 1.. {
-                    let position = outcome.trials.len() as u32;
-                    let place = (case, system, pair);
-                    let of_case = (&mut sets[case], traces[case].as_slice());
-                    let trial = match one_trial(target, experiment, of_case, place, position, stop) {
-                        Err(_) if stop.is_set() && pair > 0 => {
-                            outcome.trials.retain(|t| t.pair < pair);
-                            outcome.stopped = true;
-                            break 'pairs;
-                        }
-                        trial => trial?,
-                    };
-                    let counts = trial.result.counts();
-                    outcome.trials.push(trial);
-                    if counts || attempt >= experiment.tries {
-                        break;
+                let mut position = outcome.trials.len() as u32;
+                let made = tried(
+                    experiment.tries,
+                    |trial: &Trial| trial.result.counts(),
+                    || {
+                        let (of_case, place) = ((&mut sets[case], traces[case].as_slice()), (case, system, pair));
+                        let trial = one_trial(target, experiment, of_case, place, position, stop)?;
+                        position += 1;
+                        Ok(trial)
+                    },
+                );
+                match made {
+                    Err(_) if stop.is_set() && pair > 0 => {
+                        outcome.trials.retain(|t| t.pair < pair);
+                        outcome.stopped = true;
+                        break 'pairs;
                     }
+                    made => outcome.trials.extend(made?),
                 }
                 done += 1;
                 report.done = done;
@@ -331,14 +329,8 @@ fn one_trial(
         target.foretell(if s.recorded { traces } else { &[] }).with_context(what)?;
     }
     let depth = target.depth()?;
-    let options = RunOptions { verify: true, pair, ..RunOptions::default() };
-    let result = run(target, set, &c.workload, &options, stop).with_context(what)?;
-    anyhow::ensure!(
-        result.verification.passed(),
-        "{}: the data are wrong: {}",
-        what(),
-        result.verification.first.first().map_or("nothing was compared".into(), ToString::to_string)
-    );
+    let options = RunOptions { pair, ..RunOptions::default() };
+    let result = run_verified(target, set, &c.workload, &options, stop).with_context(what)?;
     Ok(Trial { case, system, pair, position, depth, result })
 }
 
@@ -584,13 +576,10 @@ fn percent(share: f64) -> String {
 
 /// `+41.2 % [38.0, 44.4] n=5`.
 pub fn show_gain(gain: &Interval) -> String {
-    if gain.n == 0 {
-        return "no pair counts".into();
+    match gain.n {
+        0 => "no pair counts".into(),
+        _ => stats::show(gain, " %", |share| format!("{:+.1}", share * 100.0)),
     }
-    if gain.n < 2 {
-        return format!("{:+.1} % (one pair)", gain.mean * 100.0);
-    }
-    format!("{:+.1} % [{:+.1}, {:+.1}] n={}", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0, gain.n)
 }
 
 #[cfg(test)]

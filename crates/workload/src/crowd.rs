@@ -195,7 +195,7 @@ fn attack(stream: &mut TcpStream, way: Malice, n: u64, is_over: &AtomicBool) -> 
     stream.set_read_timeout(Some(TRICKLE_EVERY))?;
     stream.set_write_timeout(Some(Duration::from_secs(1)))?;
     let client = 1 << 41 | n;
-    let who = Who { client: ClientKey(client), epoch: 1, since: 1, sequence: 1, job: 666, user: 0 };
+    let who = Who { client: ClientKey(client), epoch: 1, since: 1, sequence: 1, job: 666, ..Who::default() };
     let file = FileKey(client);
     let call = |id, call: &Call, payload_bytes| frame::encode(Kind::Call, id, call, payload_bytes).unwrap_or_default();
     match way {

@@ -26,6 +26,7 @@ pub mod random;
 pub mod replay;
 pub mod report;
 pub mod result;
+pub mod rounds;
 pub mod runner;
 pub mod simulated;
 pub mod stats;

@@ -38,6 +38,20 @@ pub struct RunOptions {
     pub alone: bool,
 }
 
+/// Runs a workload over its prepared files, compares everything after the run, and fails where that is wrong.
+pub fn run_verified(
+    target: &dyn Target,
+    set: &mut DataSet,
+    workload: &Workload,
+    options: &RunOptions,
+    stop: &Stop,
+) -> Result<RunResult> {
+    let result = run(target, set, workload, &RunOptions { verify: true, ..options.clone() }, stop)?;
+    let first = || result.verification.first.first().map_or("nothing was compared".into(), ToString::to_string);
+    anyhow::ensure!(result.verification.passed(), "the data are wrong: {}", first());
+    Ok(result)
+}
+
 /// Runs a workload over its prepared files.
 pub fn run(
     target: &dyn Target,

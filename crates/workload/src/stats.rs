@@ -1,5 +1,7 @@
 //! When a claim about a paired comparison holds.
 
+use std::cmp::Ordering;
+
 pub use impresario_base::statistics::{Interval, jain, mean, median, variance};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,15 @@ impl std::fmt::Display for Verdict {
 }
 
 impl Verdict {
+    /// What it says of "at least as good as the other", in a table.
+    pub fn place(self) -> &'static str {
+        match self {
+            Verdict::Holds => "ahead",
+            Verdict::DoesNotHold => "behind",
+            Verdict::Unresolved => "unresolved",
+        }
+    }
+
     /// Of what is known exactly.
     pub fn of(holds: bool) -> Verdict {
         if holds { Verdict::Holds } else { Verdict::DoesNotHold }
@@ -106,6 +117,22 @@ impl Looks {
     }
 }
 
+/// What paired times gain over others, 1 − T_new / T_base in each pair.
+pub fn gains(new: &[f64], base: &[f64]) -> Vec<f64> {
+    new.iter().zip(base).map(|(new, base)| 1.0 - new / base).collect()
+}
+
+/// An interval in a table: `1.02 [0.98, 1.06] n=5`, with the unit behind the mean; of one pair the mean, of none a dash.
+pub fn show(interval: &Interval, unit: &str, number: impl Fn(f64) -> String) -> String {
+    let Interval { mean, low, high, n } = interval;
+    let mean = number(*mean) + unit;
+    match n {
+        0 => "–".into(),
+        1 => format!("{mean} (one pair)"),
+        n => format!("{mean} [{}, {}] n={n}", number(*low), number(*high)),
+    }
+}
+
 /// "The gain is at least `limit`".
 pub fn at_least(gain: Interval, limit: f64) -> Verdict {
     Verdict::between(gain, limit, f64::INFINITY)
@@ -114,6 +141,17 @@ pub fn at_least(gain: Interval, limit: f64) -> Verdict {
 /// "No worse than `limit`": the loss, the gain with its sign turned, is at most `limit`.
 pub fn no_worse_than(gain: Interval, limit: f64) -> Verdict {
     at_least(gain, -limit)
+}
+
+/// On which side of `limit` a quantity lies; `None`: its interval contains the limit, as that of two equal things does.
+pub fn side(quantity: Interval, limit: f64) -> Option<Ordering> {
+    if quantity.low > limit {
+        Some(Ordering::Greater)
+    } else if quantity.high < limit {
+        Some(Ordering::Less)
+    } else {
+        None
+    }
 }
 
 /// Whether a difference is at most `limit` either way.
@@ -182,6 +220,13 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_is_shown_as_far_as_there_is_one() {
+        let show = |values: &[f64]| show(&Interval::of(values), " ×", |v| format!("{v:.1}"));
+        assert_eq!(show(&[1.0, 2.0, 3.0]), "2.0 × [-0.5, 4.5] n=3");
+        assert_eq!((show(&[2.0]).as_str(), show(&[]).as_str()), ("2.0 × (one pair)", "–"));
+    }
+
+    #[test]
     fn verdicts_need_the_whole_interval() {
         let i = |low, high| Interval { mean: (low + high) / 2.0, low, high, n: 5 };
         assert_eq!(at_least(i(0.41, 0.5), 0.4), Verdict::Holds);
@@ -191,5 +236,7 @@ mod tests {
         assert_eq!(no_worse_than(i(-0.04, 0.1), 0.03), Verdict::Unresolved);
         assert_eq!(no_worse_than(i(-0.2, -0.04), 0.03), Verdict::DoesNotHold);
         assert_eq!(at_least(Interval::of(&[0.9]), 0.4), Verdict::Unresolved);
+        let sides = [i(0.1, 0.2), i(-0.2, -0.1), i(-0.1, 0.2), i(0.0, 0.0), Interval::of(&[0.9])].map(|i| side(i, 0.0));
+        assert_eq!(sides, [Some(Ordering::Greater), Some(Ordering::Less), None, None, None]);
     }
 }

@@ -142,14 +142,16 @@ fn inside_little_memory() {
         for brick in 0..3 {
             let (reclaims, from, mut peak) = (group.reclaims(), answered.load(SeqCst), 0);
             let (mut queued, mut unscheduled, mut merged) = (0, 0, 0);
-            until("the brick's part", || {
+            until("the brick's part, with little page cache, a full queue and merged writes", || {
                 peak = peak.max(group.anonymous_bytes());
                 assert!(volume.bricks[0].process.0.try_wait().unwrap().is_none(), "no memory for the brick");
                 let report = statedump(volume.bricks[0].process.0.id());
                 queued = queued.max(figure(&report, "queued_write_bytes"));
                 (unscheduled, merged) = (figure(&report, "unscheduled_requests"), figure(&report, "merged_calls"));
                 assert!(figure(&report, "queued_requests") <= QUEUE_REQUESTS, "{report:?}");
-                answered.load(SeqCst) >= from + part
+                // The writers go on until all of it was seen: how soon that is depends on what else the machine does.
+                let was_short = group.reclaims() > reclaims && queued > 0 && unscheduled > 0 && merged > 0;
+                answered.load(SeqCst) >= from + part && was_short
             });
             println!(
                 "brick {brick}: {} reclaims, {} MiB, {} KiB queued, {unscheduled} passed on",
@@ -157,10 +159,7 @@ fn inside_little_memory() {
                 peak / MIB,
                 queued >> 10
             );
-            assert!(group.reclaims() > reclaims, "its page cache was never short");
-            assert!(queued > 0 && queued <= QUEUE_BYTES, "{queued} bytes were queued");
-            assert!(unscheduled > 0, "the queue was never full");
-            assert!(merged > 0, "nothing was merged");
+            assert!(queued <= QUEUE_BYTES, "{queued} bytes were queued");
             peaks.push(peak);
             if brick < 2 {
                 renew(&mut volume);

@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 use impresario_base::units::parse_duration;
 use impresario_sched::{PolicySpec, policy};
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::stats::show;
 use serde_json::json;
 
-use crate::{core_bench, print, usage};
+use crate::{core_bench, print, report, usage};
 
 /// Measure what a scheduling decision costs: time per request and memory per queued request
 #[derive(clap::Args)]
@@ -59,8 +60,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             for run in [core_bench::Unrelated::Files, core_bench::Unrelated::Offsets] {
                 line.show(&format!("{spec} {mix:?}, a run of other {run:?}"));
                 let i = core_bench::cost_of_unrelated(spec, (mix, run), pairs, args.patience, &stop)?;
-                let (mean, low, high, n) = (i.mean, i.low, i.high, i.n);
-                out += &format!("{spec} {mix:?}, a run of other {run:?}: {mean:+.2} % [{low:+.2}, {high:+.2}] n={n}\n");
+                let more = show(&i, " %", |share| format!("{:+.2}", 100.0 * share));
+                out += &format!("{spec} {mix:?}, a run of other {run:?}: {more}\n");
             }
         }
         line.end();
@@ -70,7 +71,5 @@ pub fn run(args: Args) -> Result<ExitCode> {
         line.show(&format!("{} {:?} {}: {:.0} ns a request", r.policy, r.mix, r.queued, r.ns_per_request));
     })?;
     line.end();
-    let told = json!({ "results": results });
-    all_written([print(core_bench::table(&results).as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
-    Ok(ExitCode::SUCCESS)
+    report(&core_bench::table(&results), args.json.as_deref(), &json!({ "results": results }))
 }

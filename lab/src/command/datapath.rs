@@ -1,22 +1,23 @@
 //! `impresario-lab datapath`: the data path beside a minimal TCP server.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use impresario_base::units::show_seconds;
 use impresario_base::unpaced;
 use impresario_sched::PolicySpec;
 use impresario_workload::children::Children;
 use impresario_workload::cluster::{self, OwnCluster, Plan};
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use serde_json::json;
 
-use crate::{datapath, impresario, minimal, print, usage};
+use crate::server_bench::until_ready;
+use crate::{datapath, impresario, minimal, named, report};
 
 /// Measure the data path beside a minimal TCP server that does plain pread and pwrite
 ///
@@ -55,14 +56,9 @@ pub struct MinimalServerArgs {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
-    let mut loads = datapath::loads(args.scale);
-    loads.retain(|l| args.only.as_ref().is_none_or(|text| l.name.contains(text)));
-    if loads.is_empty() {
-        let names: Vec<String> = datapath::loads(1.0).into_iter().map(|l| l.name).collect();
-        return Err(usage(format!("--only leaves no load; there are: {}", names.join("; "))));
-    }
+    let loads = named(datapath::loads(args.scale), |load| load.name.clone(), args.only.as_slice())?;
     let stop = catch_signals()?;
-    let mut samples = Vec::new();
+    let mut measured = Vec::new();
     let mut line = Progress::new();
     for &servers in &args.servers {
         // The same kind of folder and transport for all; servers not being measured are idle.
@@ -84,18 +80,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
             datapath::Path { way: datapath::Way::Direct, target: &direct },
             datapath::Path { way: datapath::Way::IoNode, target: &through },
         ];
-        let show = &mut |s: &datapath::Sample, left: Option<Duration>| {
-            let left = left.filter(|l| !l.is_zero());
-            let left = left.map_or(String::new(), |l| format!(" (about {} left)", show_seconds(l.as_secs_f64())));
-            let (load, way, speed) = (&s.load, s.way, s.result.bandwidth_mib_s);
-            line.show(&format!("{} servers, {load}, {way:?}: {speed:.0} MiB/s{left}", s.servers));
+        let show = &mut |load: &str, way: datapath::Way, mib_s: f64, left: Duration| {
+            let left = match left.is_zero() {
+                true => String::new(),
+                false => format!(" (about {} left)", show_seconds(left.as_secs_f64())),
+            };
+            line.show(&format!("{servers} servers, {load}, {way:?}: {mib_s:.0} MiB/s{left}"));
         };
-        samples.extend(datapath::measure(&paths, servers, &loads, args.repetitions.max(1), &stop, show)?);
+        measured.extend(datapath::measure(&paths, servers, &loads, args.repetitions, &stop, show)?);
     }
     line.end();
-    let told = json!({ "samples": samples });
-    all_written([print(datapath::table(&samples).as_bytes()).map(drop), write_json(args.json.as_deref(), &told)])?;
-    Ok(ExitCode::SUCCESS)
+    let samples: Vec<_> = measured.iter().flat_map(datapath::Measured::samples).collect();
+    report(&datapath::table(&measured), args.json.as_deref(), &json!({ "samples": samples }))
 }
 
 /// Minimal servers as separate processes.
@@ -118,16 +114,14 @@ pub(crate) fn minimal_cluster(servers: usize, dir: &Path, stop: &Stop) -> Result
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut addresses = Vec::new();
     for i in 0..servers {
-        let address = loop {
-            stop.check()?;
-            children.check()?;
-            match std::fs::read_to_string(file(i, "address")).ok().and_then(|t| t.parse().ok()) {
-                Some(address) => break address,
-                None if Instant::now() > deadline => bail!("the minimal server {i} did not start within 20 s"),
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
+        let ready = || {
+            let text = std::fs::read_to_string(file(i, "address")).ok();
+            let address: Option<SocketAddr> = text.and_then(|text| text.parse().ok());
+            addresses.extend(address);
+            address.is_some()
         };
-        addresses.push(address);
+        let complaint = || format!("the minimal server {i} did not start within 20 s");
+        until_ready(&mut children, deadline, stop, ready, complaint)?;
     }
     let pids = children.pids().into_iter().map(|(_, pid)| pid).collect();
     Ok((children, minimal::Minimal { servers: addresses, pids }))

@@ -37,7 +37,9 @@ use impresario_workload::progress::{all_written, catch_signals, check_outputs, w
   sudo impresario-lab guided --python venv/bin/python --html guided.html
   sudo impresario-lab guided --held-out tar sql-scan --pairs 5
   sudo impresario-lab guided --table --python venv/bin/python --json table.json
-  sudo impresario-lab guided --table --on mount,disk --json table.json tar cp")]
+  sudo impresario-lab guided --table --on mount,disk --json table.json tar cp
+  sudo impresario-lab guided --table --node --json node.json
+  sudo HELD_OUT_MODEL_MB=2048 impresario-lab guided --held-out --on mount --pairs 5 model")]
 pub struct Args {
     /// Experiments by name, or programs with --held-out and --table [default: all]
     #[arg(value_name = "EXPERIMENT")]
@@ -64,6 +66,9 @@ pub struct Args {
     /// Run them on all devices, with everything switched on: is any slower?
     #[arg(long, group = "programs")]
     table: bool,
+    /// With --table, also run each program under the manager of a node, which learns by itself, as "assist on" and "assist daemon" have it
+    #[arg(long, requires = "table")]
+    node: bool,
     /// With --table, pairs of a cell whose claims are unresolved, at most
     #[arg(long, default_value_t = 12, requires = "table", value_name = "N")]
     pairs_max: u32,
@@ -136,7 +141,7 @@ fn run_programs(args: Args) -> Result<ExitCode> {
     let say = &mut |line: &str| eprintln!("{line}");
     let (verdicts, missing): (Vec<Verdict>, _) = if args.table {
         let pairs = args.pairs.unwrap_or(PAIRS[1]);
-        let settings = table::Settings { pairs, pairs_max: args.pairs_max.max(pairs), slowness };
+        let settings = table::Settings { pairs, pairs_max: args.pairs_max.max(pairs), slowness, node: args.node };
         let options = table::Options { only, devices, folder, python, kept_in: args.json, settings };
         let (table, missing) = table::run(&options, &stop, say)?;
         print(table::text(&table, &missing).as_bytes())?;

@@ -9,6 +9,8 @@ use impresario_base::units::show_seconds;
 
 use crate::{print, usage};
 use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json, write_text};
+use impresario_workload::stop::Stop;
+use serde::Serialize;
 
 /// Repeat the experiments of the papers in the simulator, and say where ours agrees
 ///
@@ -70,9 +72,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let effort = Effort { divide: args.divide, repetitions: args.repetitions, threads: usize::from(args.threads) };
     match args.what.as_str() {
         "list" => list(),
-        _ if args.sweep => run_sweep(&args, &effort),
+        _ if args.sweep => run_for_table(&args, &effort, sweep::run, sweep::markdown, |sweep| &sweep.complaints),
         "map" => run_map(&args, &effort),
-        "why" => run_why(&args, &effort),
+        "why" => run_for_table(&args, &effort, why::run, why::markdown, |why| &why.complaints),
         what => run_papers(&args, &effort, what),
     }
 }
@@ -117,32 +119,25 @@ fn run_papers(args: &Args, effort: &Effort, what: &str) -> Result<ExitCode> {
     Ok(status(&report.complaints))
 }
 
-fn run_sweep(args: &Args, effort: &Effort) -> Result<ExitCode> {
-    let stop = catch_signals()?;
-    let mut line = Progress::new();
-    let result = sweep::run(effort, &stop, &mut |s| show(&mut line, s))?;
-    line.end();
-    let table = sweep::markdown(&result);
-    all_written([
-        print(table.as_bytes()).map(drop),
-        write_json(args.json.as_deref(), &result),
-        write_text(args.markdown.as_deref(), || Ok(table.clone())),
-    ])?;
-    Ok(status(&result.complaints))
-}
+/// Makes the simulations of an experiment.
+type Simulated<R> = fn(&Effort, &Stop, &mut dyn FnMut(Step)) -> Result<R>;
 
-fn run_why(args: &Args, effort: &Effort) -> Result<ExitCode> {
+/// An experiment in virtual time whose report is one table: what runs it, its table, and what went wrong in it.
+fn run_for_table<R: Serialize>(
+    args: &Args,
+    effort: &Effort,
+    run: Simulated<R>,
+    markdown: fn(&R) -> String,
+    complaints: fn(&R) -> &[String],
+) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let mut line = Progress::new();
-    let result = why::run(effort, &stop, &mut |s| show(&mut line, s))?;
+    let result = run(effort, &stop, &mut |s| show(&mut line, s))?;
     line.end();
-    let table = why::markdown(&result);
-    all_written([
-        print(table.as_bytes()).map(drop),
-        write_json(args.json.as_deref(), &result),
-        write_text(args.markdown.as_deref(), || Ok(table.clone())),
-    ])?;
-    Ok(status(&result.complaints))
+    let table = markdown(&result);
+    let written = write_text(args.markdown.as_deref(), || Ok(table.clone()));
+    all_written([crate::report(&table, args.json.as_deref(), &result).map(drop), written])?;
+    Ok(status(complaints(&result)))
 }
 
 fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail};
 use impresario_base::Random;
 use impresario_workload::kernel_disk::tool;
 use impresario_workload::programs::TestBed;
-use impresario_workload::stats::{Interval, median};
+use impresario_workload::rounds::shuffled;
+use impresario_workload::stats::{Interval, gains, median};
 use impresario_workload::stop::Stop;
 use serde::Serialize;
 
@@ -84,9 +85,7 @@ pub fn run(folder: &Path, pairs: u32, slowness: Slowness, stop: &Stop, say: &mut
         say(&format!("memory maps, {bed}"));
         let (mut runs, mut sums) = (<[Vec<Taken>; 4]>::default(), Vec::new());
         for _ in 0..pairs {
-            let mut order = [0, 1, 2, 3];
-            random.shuffle(&mut order);
-            for way in order {
+            for way in shuffled(WAYS.len(), &mut random) {
                 stop.check()?;
                 let mut command = if bed == "memory" {
                     std::io::copy(&mut fs::File::open(&file)?, &mut std::io::sink())?;
@@ -119,7 +118,7 @@ pub fn table(rows: &[Row]) -> String {
             let mut line = format!("{bed:<7} {way:<8}");
             for (what, of) in [("", (|t| t.wall_s) as fn(&Taken) -> f64), (" of processors", |t| t.cpu_s)] {
                 let [base, own] = [&runs[0], taken].map(|runs| runs.iter().map(of).collect::<Vec<f64>>());
-                let saved = Interval::of(&base.iter().zip(&own).map(|(b, o)| 1.0 - o / b).collect::<Vec<_>>());
+                let saved = Interval::of(&gains(&own, &base));
                 let (mean, low, high) = (saved.mean * 100.0, saved.low * 100.0, saved.high * 100.0);
                 line += &format!(" {:>7.1} ms{what}, saved {mean:+.1} % [{low:.1}, {high:.1}]", median(&own) * 1000.0);
             }

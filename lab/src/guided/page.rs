@@ -2,9 +2,9 @@
 
 use super::suite::{EXPERIMENTS, PAPER, Row};
 use impresario_base::units::show_bytes;
+use impresario_workload::compare::show_gain;
 use impresario_workload::report::{Bar, Marks, Page};
 use impresario_workload::simulated::{byte_axis, time_line};
-use impresario_workload::stats::Interval;
 
 /// Time, device reads and bytes of every variant, gains and verdicts.
 pub fn table(rows: &[Row]) -> String {
@@ -33,17 +33,13 @@ pub fn table(rows: &[Row]) -> String {
 
 /// What each variant saved beside the first, the last one first, and what the paper says of it.
 fn saved(row: &Row) -> Vec<String> {
-    let mut lines = vec![format!("time saved: {}", percent(&row.gain))];
+    let mut lines = vec![format!("time saved: {}", show_gain(&row.gain))];
     for variant in (1..row.measured.variants.len().saturating_sub(1)).rev() {
-        let gain = percent(&row.measured.gain(variant, 0));
+        let gain = show_gain(&row.measured.gain(variant, 0));
         lines.push(format!("time saved, {}: {gain}", row.measured.variants[variant]));
     }
     lines.extend(PAPER.iter().filter(|(of, _)| *of == row.experiment).map(|(_, told)| format!("paper: {told}")));
     lines
-}
-
-fn percent(gain: &Interval) -> String {
-    format!("{:+.1} % [{:.1}, {:.1}], {} pairs", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0, gain.n)
 }
 
 /// The page: for each experiment how the program reads (as Fig. 4 of mercury-2014), the times (as Figs. 5 and 6) and the

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,9 @@ pub struct Settings {
     pub pairs_max: u32,
     /// The latency-bound mount.
     pub slowness: Slowness,
+    /// Programs run under the manager of a node, too.
+    #[serde(default)]
+    pub node: bool,
 }
 
 /// One program on one device.
@@ -58,7 +61,7 @@ pub struct Cell {
     pub program: String,
     /// The device.
     pub device: Device,
-    /// Runs without guided I/O, for the first time with it, and with what was learnt.
+    /// Runs without guided I/O, for the first time with it, with what was learnt, and under the manager of a node.
     pub measured: Measured,
     /// Claims and verdicts.
     pub claims: Vec<(String, Verdict)>,
@@ -73,7 +76,7 @@ impl Settings {
 }
 
 fn claims(measured: &Measured, looks: Looks) -> Vec<(String, Verdict)> {
-    [1, 2].map(|variant| not_slower(measured, variant, looks)).into()
+    (1..measured.variants.len()).map(|variant| not_slower(measured, variant, looks)).collect()
 }
 
 impl Cell {
@@ -205,11 +208,15 @@ fn cell(bench: &Bench<'_>, program: &Program, device: Device, on: &Bed, settings
     let runs = AtomicU64::new(0);
     // Each first run has a store that is not there yet.
     let first = || learns(stores.path().join(runs.fetch_add(1, Relaxed).to_string()));
-    let variants = [
+    let manager = settings.node.then(|| NodeManager::start(stores.path())).transpose()?;
+    let mut variants = vec![
         Variant { name: "without".into(), commands: Box::new(|| vec![command(&words)]) },
         Variant { name: "first run".into(), commands: Box::new(first) },
         Variant { name: "known".into(), commands: Box::new(|| learns(known.clone())) },
     ];
+    if let Some(manager) = &manager {
+        variants.push(Variant { name: "node".into(), commands: Box::new(|| vec![manager.guides(&words)]) });
+    }
     let mut all: Option<Measured> = None;
     let looks = settings.looks();
     loop {
@@ -247,7 +254,64 @@ fn learners_end(stop: &Stop) {
 fn somebody_learns() -> bool {
     let words = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
     let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.any(|entry| words(entry).ends_with(b"\0assist\0remember\0"))
+    // A process of the manager of a node has more words behind these.
+    const LEARNS: &[u8] = b"\0assist\0remember\0";
+    processes.any(|entry| words(entry).windows(LEARNS.len()).any(|part| part == LEARNS))
+}
+
+/// How long a manager may take to start.
+const STARTING_MAX: Duration = Duration::from_secs(20);
+
+/// The manager of a node as users have it (`assist on`, `assist daemon`): it was there before the program, which has the library by its
+/// environment and nothing else, and it learns by itself from the runs of a cell.
+struct NodeManager {
+    process: Child,
+    socket: PathBuf,
+    store: PathBuf,
+    library: PathBuf,
+}
+
+impl NodeManager {
+    fn start(folder: &Path) -> Result<NodeManager> {
+        let (socket, store) = (folder.join("node.sock"), folder.join("node"));
+        // It makes no home of a user.
+        fs::create_dir(&store)?;
+        let named = std::env::var_os("IMPRESARIO_ASSIST_LIBRARY").map(PathBuf::from);
+        let beside = || Ok::<_, anyhow::Error>(crate::impresario()?.with_file_name("libimpresario_assist.so"));
+        let library = named.map_or_else(beside, Ok)?;
+        if !library.exists() {
+            bail!("there is no {}; name the library in IMPRESARIO_ASSIST_LIBRARY", library.display());
+        }
+        let mut command = assist(&["daemon", "--socket"])?;
+        let process = command.arg(&socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut manager =
+            NodeManager { process: process.context("starting the manager of the node")?, socket, store, library };
+        let end = Instant::now() + STARTING_MAX;
+        while !manager.socket.exists() {
+            if let Some(status) = manager.process.try_wait()? {
+                bail!("the manager of the node ended at once: {status}");
+            }
+            if Instant::now() >= end {
+                bail!("the manager of the node does not start");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(manager)
+    }
+
+    /// The program as in a login with guided I/O switched on.
+    fn guides(&self, words: &[String]) -> Command {
+        let mut command = command(words);
+        command.env("LD_PRELOAD", &self.library).env("IMPRESARIO_ASSIST_SOCKET", &self.socket).env(STORE, &self.store);
+        command
+    }
+}
+
+impl Drop for NodeManager {
+    fn drop(&mut self) {
+        // Programs do without it from then on, and none is left here.
+        let _ = self.process.kill().and_then(|()| self.process.wait());
+    }
 }
 
 fn pairs_of(measured: &Measured) -> u32 {
@@ -263,24 +327,27 @@ fn added(mut all: Measured, more: Measured) -> Measured {
 }
 
 /// Medians of a cell, s.
-fn medians(cell: &Cell) -> [f64; 3] {
-    [0, 1, 2].map(|variant| cell.measured.median_s(variant))
+fn medians(cell: &Cell) -> Vec<String> {
+    (0..cell.measured.variants.len()).map(|variant| format!("{:.3}", cell.measured.median_s(variant))).collect()
 }
 
 /// One cell for the terminal.
 fn line(cell: &Cell) -> String {
-    let [without, first, known] = medians(cell).map(|s| format!("{s:.3}"));
-    let loses = [1, 2].map(|variant| {
+    let medians = medians(cell);
+    let (without, guided) = medians.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+    let guided = guided.iter().enumerate().map(|(at, median)| {
+        let variant = at + 1;
         let saved = saved_s(&cell.measured, variant);
-        format!("{:+.0} ms [{:+.0}, {:+.0}]", -saved.mean * 1e3, -saved.high * 1e3, -saved.low * 1e3)
+        let name = cell.measured.variants[variant].trim_end_matches(" run");
+        let [mean, low, high] = [saved.mean, saved.high, saved.low].map(|s| -s * 1e3);
+        format!(", {name} {median} s ({mean:+.0} ms [{low:+.0}, {high:+.0}])")
     });
     let verdicts: String = cell.claims.iter().map(|(claim, verdict)| format!("; {claim}: {verdict}")).collect();
     format!(
-        "{} on the {}: {without} s, first {first} s ({}), known {known} s ({}), {:.0} ms more allowed, {} pairs{verdicts}",
+        "{} on the {}: {without} s{}, {:.0} ms more allowed, {} pairs{verdicts}",
         cell.program,
         cell.device.name(),
-        loses[0],
-        loses[1],
+        guided.collect::<String>(),
         loss_max_s(&cell.measured) * 1e3,
         pairs_of(&cell.measured)
     )
@@ -297,10 +364,10 @@ pub fn text(table: &Table, missing: &[String]) -> String {
             names.push(&cell.program);
         }
     });
-    const WIDTH: usize = 24;
-    let mut out = String::from("s without, first run, known; = not slower, ? unresolved, ! slower\n");
+    let (width, node) = if table.settings.node { (30, ", under the manager of a node") } else { (24, "") };
+    let mut out = format!("s without, first run, known{node}; = not slower, ? unresolved, ! slower\n");
     let row = |name: &str, columns: Vec<String>| {
-        let columns: String = columns.iter().map(|column| format!(" {column:<WIDTH$}")).collect();
+        let columns: String = columns.iter().map(|column| format!(" {column:<width$}")).collect();
         format!("{name:<13}{}\n", columns.trim_end())
     };
     out += &row("program", devices.iter().map(|device| device.name().into()).collect());
@@ -308,13 +375,12 @@ pub fn text(table: &Table, missing: &[String]) -> String {
         let column = |device: &Device| {
             let cell = table.cells.iter().find(|cell| cell.program == *name && cell.device == *device);
             cell.map_or("-".into(), |cell| {
-                let [without, first, known] = medians(cell).map(|s| format!("{s:.3}"));
                 let sign = match cell.verdict() {
                     Verdict::Holds => '=',
                     Verdict::Unresolved => '?',
                     Verdict::DoesNotHold => '!',
                 };
-                format!("{without} {first} {known} {sign}")
+                format!("{} {sign}", medians(cell).join(" "))
             })
         };
         out += &row(name, devices.iter().map(column).collect());
@@ -338,7 +404,7 @@ mod tests {
     use super::*;
 
     fn settings() -> Settings {
-        Settings { pairs: 3, pairs_max: 9, slowness: Slowness::default() }
+        Settings { pairs: 3, pairs_max: 9, slowness: Slowness::default(), node: false }
     }
 
     fn measured(times: &[[f64; 3]]) -> Measured {
@@ -383,6 +449,23 @@ mod tests {
         drop(learner.stdin.take());
         learner.wait().unwrap();
         learners_end(&Stop::default());
+    }
+
+    #[test]
+    fn a_run_under_the_manager_of_a_node_has_a_claim_of_its_own() {
+        let mut measured = measured(&[[2.0, 0.5, 0.4], [2.1, 0.5, 0.4], [2.0, 0.6, 0.4]]);
+        measured.variants.push("node".into());
+        for pair in 0..3 {
+            measured.runs.push(Run { variant: 3, pair, wall_s: 2.5, device_reads: 10, device_bytes: 100 });
+        }
+        let cell = Cell::new("tar", Device::Mount, measured, 1.0, settings().looks());
+        assert_eq!((cell.claims.len(), cell.verdict()), (3, Verdict::DoesNotHold));
+        let table = Table { settings: Settings { node: true, ..settings() }, cells: vec![cell] };
+        let text = text(&table, &[]);
+        assert!(text.contains("2.000 0.500 0.400 2.500 !") && text.contains("node 2.500 s (+467 ms"), "{text}");
+        // Cells that were kept before there was such a run.
+        let kept = serde_json::to_string(&settings()).unwrap().replace(",\"node\":false", "");
+        assert_eq!(serde_json::from_str::<Settings>(&kept).unwrap(), settings());
     }
 
     #[test]

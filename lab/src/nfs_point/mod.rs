@@ -195,7 +195,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         title,
         modelled: true,
         loads,
-        subjects: servers.iter().map(|server| Subject { name: &server.name, address: &server.url }).collect(),
+        subjects: servers
+            .iter()
+            .map(|server| Subject { name: &server.name, address: &server.url, launcher: &[] })
+            .collect(),
         choice: &args.choice,
         baselines: &["none", "nfs-ganesha"],
         missing,

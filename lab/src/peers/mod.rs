@@ -16,21 +16,21 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use impresario_base::Random;
 use impresario_workload::children::Children;
 use impresario_workload::cluster::folder;
 use impresario_workload::dataset::DataSet;
 use impresario_workload::pattern::Shape;
 use impresario_workload::plan::Operation;
-use impresario_workload::progress::{Progress, all_written, catch_signals, check_outputs, write_json};
-use impresario_workload::runner::{RunOptions, run as run_load};
+use impresario_workload::progress::{Progress, catch_signals, check_outputs};
+use impresario_workload::runner::{RunOptions, run_verified};
 use impresario_workload::stop::Stop;
 use serde_json::json;
 
 use crate::datapath::{Load, clients, load, loads};
 use crate::server_bench::own_network;
-use crate::{nfs_ganesha, print, usage};
+use crate::{named, nfs_ganesha};
 use report::{Lost, Report, Sample};
 use subject::{Running, Subject};
 
@@ -107,12 +107,7 @@ fn works(scale: f64) -> Vec<Work> {
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_outputs(&[args.json.as_deref()])?;
     let wanted = |row: &String| args.rows.is_empty() || args.rows.iter().any(|text| row.contains(text.as_str()));
-    let mut works = works(args.scale);
-    works.retain(|work| work.rows().iter().any(wanted));
-    if works.is_empty() {
-        let all: Vec<String> = self::works(1.0).iter().flat_map(Work::rows).collect();
-        return Err(usage(format!("--rows leaves nothing; there are: {}", all.join("; "))));
-    }
+    let works = named(works(args.scale), |work| work.rows().join("; "), &args.rows)?;
     let mut subjects = vec![Subject::Ours, Subject::IoNode];
     args.peers.iter().for_each(|peer| {
         if !subjects.contains(peer) {
@@ -140,7 +135,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     report.retain(|row| wanted(&row.to_string()));
     let told = json!({ "scale": args.scale, "policy": args.policy, "samples": report.samples, "no_figure": report.lost,
                        "ratios": report.ratios() });
-    all_written([write_json(args.json.as_deref(), &told), print(report.text().as_bytes()).map(drop)])?;
+    crate::report(&report.text(), args.json.as_deref(), &told)?;
     // What was measured until it was stopped is there all the same.
     ended.map(|()| ExitCode::SUCCESS)
 }
@@ -257,14 +252,7 @@ impl<'a> Measurement<'a> {
         let mut samples = Vec::new();
         match (work, &mut contender.set) {
             (Work::Data(load), Some(set)) => {
-                let options = RunOptions { verify: true, ..RunOptions::default() };
-                let result = run_load(target, set, &load.workload, &options, self.stop)?;
-                let first = result.verification.first.first();
-                ensure!(
-                    result.verification.passed(),
-                    "the data are wrong: {}",
-                    first.map_or("nothing was compared".into(), ToString::to_string)
-                );
+                let result = run_verified(target, set, &load.workload, &RunOptions::default(), self.stop)?;
                 let each_us = |seconds: f64| seconds * 1e6 / result.requests as f64;
                 samples.push(Sample {
                     row: load.name.clone(),
@@ -323,9 +311,7 @@ mod tests {
                 Work::Data(load) => {
                     let mut set = DataSet::new(&load.workload).unwrap();
                     set.prepare(target, &stop).unwrap();
-                    let options = RunOptions { verify: true, ..RunOptions::default() };
-                    let result = run_load(target, &mut set, &load.workload, &options, &stop).unwrap();
-                    assert!(result.verification.passed(), "{}: {:?}", load.name, result.verification);
+                    run_verified(target, &mut set, &load.workload, &RunOptions::default(), &stop).unwrap();
                     set.remove(target).unwrap();
                 }
                 Work::Names { clients, files } => {

@@ -2,7 +2,7 @@
 
 use impresario_base::statistics::{Interval, mean};
 use impresario_workload::result::Latency;
-use impresario_workload::stats::{Verdict, at_least};
+use impresario_workload::stats::{Verdict, at_least, show};
 use serde::{Deserialize, Serialize};
 
 use super::subject::Subject;
@@ -158,15 +158,11 @@ impl Report {
     }
 
     fn show_ratio(&self, row: &str, ours: Subject, other: Subject) -> String {
-        let Some(Ratio { ratio: Interval { mean, low, high, n }, verdict, .. }) = self.ratio(row, ours, other) else {
+        let Some(Ratio { ratio, verdict, .. }) = self.ratio(row, ours, other).filter(|_| other != ours) else {
             return "–".into();
         };
-        let verdict = if other.is_peer() { format!(" {}", place(verdict)) } else { String::new() };
-        match n {
-            _ if other == ours => "–".into(),
-            1 => format!("{mean:.2} (one run){verdict}"),
-            n => format!("{mean:.2} [{low:.2}, {high:.2}] n={n}{verdict}"),
-        }
+        let verdict = if other.is_peer() { format!(" {}", verdict.place()) } else { String::new() };
+        show(&ratio, "", |ratio| format!("{ratio:.2}")) + &verdict
     }
 
     /// In how many rows ours is ahead of the peers.
@@ -192,15 +188,6 @@ impl Report {
             }
         }
         out + "\n"
-    }
-}
-
-/// What a verdict on "at least as fast" says.
-fn place(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Holds => "ahead",
-        Verdict::DoesNotHold => "behind",
-        Verdict::Unresolved => "unresolved",
     }
 }
 

@@ -1,8 +1,10 @@
 //! Decides whether our result agrees with a paper's figure, from our runs and the paper's figures alone.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
-use impresario_workload::stats::{Interval, Verdict};
+use impresario_workload::stats::{Interval, Verdict, side};
 
 /// A paper's statement about a quantity.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -154,9 +156,8 @@ fn by_interval(says: Says, ours: &Interval) -> Agreement {
 
 /// For a signed quantity: on which side of `zero` ours is, and whether within the band.
 fn signed(paper: f64, zero: f64, band: (f64, f64), ours: &Interval) -> Agreement {
-    if ours.low <= zero && ours.high >= zero {
-        Agreement::Unresolved
-    } else if (ours.low > zero) != (paper > zero) {
+    let Some(side) = side(*ours, zero) else { return Agreement::Unresolved };
+    if (side == Ordering::Greater) != (paper > zero) {
         Agreement::OppositeSign
     } else if Verdict::between(*ours, band.0, band.1) == Verdict::Holds {
         Agreement::Agrees

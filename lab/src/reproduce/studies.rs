@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result};
 use impresario_base::statistics::Interval;
+use impresario_workload::stats::gains;
 
 use super::campaign::Run;
 use super::figure::{Figure, STUDY};
@@ -65,8 +66,8 @@ pub fn markdown(study: &Figure, runs: &BTreeMap<String, Vec<Run>>, repetitions: 
 
 /// Of a makespan over the baseline's of the same seed.
 fn gain(base: &[Run], own: &[Run], confidence: f64) -> Interval {
-    let each = base.iter().zip(own).map(|(base, own)| 1.0 - own.makespan_s() / base.makespan_s());
-    Interval::with_confidence(&each.collect::<Vec<_>>(), confidence)
+    let [own, base] = [own, base].map(|runs| runs.iter().map(Run::makespan_s).collect::<Vec<_>>());
+    Interval::with_confidence(&gains(&own, &base), confidence)
 }
 
 fn line(row: &CellRow, gain: Option<&Interval>) -> String {

@@ -4,6 +4,7 @@
 //! For each factor: among all pairs of situations that differ only in it, how many have effects of opposite sign. Both
 //! signs must be resolved; a pair with an unresolved one counts as unchanged.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -18,7 +19,7 @@ use super::claim::Table;
 use super::figure::{Cell, policy};
 use super::papers;
 use super::text::row;
-use impresario_base::statistics::{Interval, mean};
+use impresario_workload::stats::{Interval, mean, side};
 use impresario_workload::stop::Stop;
 
 /// The factors, by the index of their level in a situation.
@@ -232,17 +233,6 @@ fn points(studies: &[Study], campaign: &Campaign) -> Vec<Point> {
     all
 }
 
-/// The sign of an interval when it is resolved.
-fn sign(gain: &Interval) -> Option<bool> {
-    if gain.low > 0.0 {
-        Some(true)
-    } else if gain.high < 0.0 {
-        Some(false)
-    } else {
-        None
-    }
-}
-
 /// The influence of each factor on each effect.
 fn deciders(points: &[Point]) -> Vec<Decider> {
     let mut effects: Vec<&str> = Vec::new();
@@ -282,7 +272,7 @@ fn decider(effect: &str, factor: usize, points: &[&Point]) -> Option<Decider> {
         for (i, a) in group.iter().enumerate() {
             for b in &group[i + 1..] {
                 pairs += 1;
-                flips += usize::from(matches!((sign(&a.gain), sign(&b.gain)), (Some(a), Some(b)) if a != b));
+                flips += usize::from(matches!((side(a.gain, 0.0), side(b.gain, 0.0)), (Some(a), Some(b)) if a != b));
             }
         }
     }
@@ -315,9 +305,9 @@ pub fn markdown(sweep: &Sweep) -> String {
     let mut by_case: BTreeMap<(String, String), [usize; 3]> = BTreeMap::new();
     for p in &sweep.points {
         let counts = by_case.entry((p.effect.clone(), p.case.clone())).or_default();
-        counts[match sign(&p.gain) {
-            Some(true) => 0,
-            Some(false) => 1,
+        counts[match side(p.gain, 0.0) {
+            Some(Ordering::Greater) => 0,
+            Some(_) => 1,
             None => 2,
         }] += 1;
     }

@@ -19,13 +19,15 @@ use impresario_workload::kernel_disk::{KernelDisk, tool};
 use impresario_workload::programs::drop_caches;
 use impresario_workload::progress::{Progress, all_written, check_outputs, write_json};
 use impresario_workload::result::why_not;
+use impresario_workload::rounds::{shuffled, tried};
+use impresario_workload::stats::show;
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::observe_kernel_disks;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::client_program::{self, Library};
-use crate::{print, usage};
+use crate::{named, print, usage};
 use load::Load;
 
 const CLIENTS: &str = include_str!("clients.c");
@@ -45,11 +47,25 @@ pub fn own_network() -> Result<()> {
 
 /// Waits until a server among the children accepts connections on a port of loopback.
 pub fn accepts(children: &mut Children, what: &str, port: u16, patience: Duration, stop: &Stop) -> Result<()> {
-    let until = Instant::now() + patience;
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+    let ready = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    let complaint = || format!("{what} accepts no connection on port {port}");
+    until_ready(children, Instant::now() + patience, stop, ready, complaint)
+}
+
+/// Waits until what the children do is ready, as long as all of them run.
+pub fn until_ready(
+    children: &mut Children,
+    until: Instant,
+    stop: &Stop,
+    mut ready: impl FnMut() -> bool,
+    complaint: impl FnOnce() -> String,
+) -> Result<()> {
+    while !ready() {
         children.check()?;
         stop.check()?;
-        ensure!(Instant::now() < until, "{what} accepts no connection on port {port}");
+        if Instant::now() >= until {
+            bail!(complaint());
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -107,7 +123,19 @@ impl Clients {
 
     /// Runs it to its end, for `seconds` if these are not 0, and gives what it printed.
     pub fn run(&self, address: &str, lines: &str, seconds: f64, stop: &Stop) -> Result<String> {
-        let mut command = Command::new(&self.0);
+        self.launched(&[], address, lines, seconds, stop)
+    }
+
+    /// The same, started by another program: its name and arguments.
+    fn launched(&self, launcher: &[String], address: &str, lines: &str, seconds: f64, stop: &Stop) -> Result<String> {
+        let mut command = match launcher {
+            [] => Command::new(&self.0),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(&self.0);
+                command
+            }
+        };
         command.args([address, &seconds.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("starting the clients")?;
@@ -153,13 +181,7 @@ impl Choice {
     /// The chosen ones of all loads; that there is none, or that the runs cannot be written, is the user's mistake.
     pub fn loads(&self, all: Vec<Load>) -> Result<Vec<Load>> {
         check_outputs(&[self.json.as_deref()])?;
-        let is_chosen =
-            |load: &Load| self.loads.is_empty() || self.loads.iter().any(|only| load.name.contains(only.as_str()));
-        let chosen: Vec<Load> = all.into_iter().filter(is_chosen).collect();
-        match chosen.is_empty() {
-            true => Err(usage(format!("no load's name contains {}", self.loads.join(" or ")))),
-            false => Ok(chosen),
-        }
+        named(all, |load| load.name.clone(), &self.loads)
     }
 
     /// The chosen ones of all systems; an unknown name is the user's mistake.
@@ -192,6 +214,8 @@ pub struct Subject<'a> {
     pub name: &'a str,
     /// What the clients are told.
     pub address: &'a str,
+    /// What starts the clients; empty: they are started as they are.
+    pub launcher: &'a [String],
 }
 
 /// What is compared, and how.
@@ -249,21 +273,17 @@ impl Comparison<'_> {
         for (nth, load) in self.loads.iter_mut().enumerate() {
             bed.prepare(load)?;
             for pair in 0..self.choice.pairs {
-                let mut order: Vec<usize> = (0..self.subjects.len()).collect();
-                random.shuffle(&mut order);
-                for system in order {
+                for system in shuffled(self.subjects.len(), &mut random) {
                     let subject = &self.subjects[system];
-                    for attempt in 1..=ATTEMPTS {
+                    let counts = |run: &Run| run.does_not_count.is_empty() || self.choice.uncounted;
+                    let made = tried(ATTEMPTS, counts, || {
                         stop.check()?;
                         generation = (generation + 1) % 2048;
                         line.show(&format!("{} of {total}: {}, {}", runs.len() + 1, load.name, subject.name));
                         let run = one(bed, clients, subject, load, generation, stop);
-                        let run = run.with_context(|| format!("{}, {}", load.name, subject.name))?;
-                        if run.does_not_count.is_empty() || self.choice.uncounted || attempt == ATTEMPTS {
-                            runs.push(Run { load: nth, system, pair, ..run });
-                            break;
-                        }
-                    }
+                        run.with_context(|| format!("{}, {}", load.name, subject.name))
+                    })?;
+                    runs.extend(made.into_iter().next_back().map(|run| Run { load: nth, system, pair, ..run }));
                 }
             }
         }
@@ -299,12 +319,9 @@ impl Comparison<'_> {
                     let ratio = |run: &Run| {
                         of(base).find(|other| other.pair == run.pair).map(|b| b.makespan_s / run.makespan_s)
                     };
-                    let ratios: Vec<f64> = of(system).filter_map(ratio).collect();
-                    let interval = Interval::of(&ratios);
-                    match ratios.len() {
-                        0 => "no pair counts".into(),
-                        1 => format!("{:.2} (one pair)", interval.mean),
-                        n => format!("{:.2} [{:.2}, {:.2}] n={n}", interval.mean, interval.low, interval.high),
+                    match Interval::of(&of(system).filter_map(ratio).collect::<Vec<_>>()) {
+                        none if none.n == 0 => "no pair counts".into(),
+                        ratio => show(&ratio, "", |ratio| format!("{ratio:.2}")),
                     }
                 };
                 out += &format!(
@@ -341,7 +358,7 @@ fn one(bed: &dyn Bed, clients: &Clients, subject: &Subject, load: &Load, generat
     drop_caches()?;
     bed.reset()?;
     let before = MachineTimes::now();
-    let said = clients.run(subject.address, &load.lines(generation), 0.0, stop)?;
+    let said = clients.launched(subject.launcher, subject.address, &load.lines(generation), 0.0, stop)?;
     let idle = before.and_then(|before| MachineTimes::now()?.idle_since(&before));
     let seen = bed.observe()?;
     bed.verify(load, generation)?;
@@ -422,7 +439,7 @@ mod tests {
             loads: ["a load", "one not reached"]
                 .map(|name| Load { name: name.into(), applications: applications.clone() })
                 .into(),
-            subjects: ["none", "mlf"].map(|name| Subject { name, address: "" }).into(),
+            subjects: ["none", "mlf"].map(|name| Subject { name, address: "", launcher: &[] }).into(),
             choice: &counted,
             baselines: &["none"],
             missing: vec!["x is not there".into()],

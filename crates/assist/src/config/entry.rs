@@ -145,6 +145,12 @@ impl Entry {
         }
     }
 
+    /// Whether it says what is to be done for files, instead of having that found out while they are read, or left.
+    pub fn is_plan(&self) -> bool {
+        let regions = [&self.will_need, &self.dont_need, &self.no_reuse, &self.sequential, &self.random, &self.normal];
+        !self.online && (regions.into_iter().chain([&self.sequence]).any(|regions| !regions.is_empty()))
+    }
+
     /// How the kernel is to read ahead at a byte.
     pub fn read_ahead_at(&self, offset: u64) -> ReadAhead {
         shortest(

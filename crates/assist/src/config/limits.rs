@@ -95,6 +95,35 @@ impl Default for StandDown {
     }
 }
 
+/// Whether a node's manager learns from programs' runs, and how much it records of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "PascalCase", default)]
+pub struct Learn {
+    /// Whether it does so at all. Default: true.
+    pub enabled: bool,
+    /// Bytes of what is recorded of one run, in memory, 64 KiB to 256 MiB; of a longer run nothing is learnt. All runs that are recorded
+    /// at a time have sixteen times as much. Default: 4 MiB.
+    #[serde(deserialize_with = "number::trace_bytes")]
+    #[cfg_attr(test, schemars(range(min = 65536, max = 268435456)))]
+    pub trace_bytes: u64,
+    /// Runs of one program, 1 to 1,048,576, after which no more are recorded that only show files of unknown kinds: those that
+    /// were read otherwise than others of their kind are, still. Default: 8.
+    #[serde(deserialize_with = "number::count")]
+    #[cfg_attr(test, schemars(range(min = 1, max = 1048576)))]
+    pub runs_per_program: u64,
+    /// Runs of all programs that are learnt from in an hour, 1 to 1,048,576. Default: 120.
+    #[serde(deserialize_with = "number::count")]
+    #[cfg_attr(test, schemars(range(min = 1, max = 1048576)))]
+    pub runs_per_hour: u64,
+}
+
+impl Default for Learn {
+    fn default() -> Learn {
+        Learn { enabled: true, trace_bytes: 4 << 20, runs_per_program: 8, runs_per_hour: 120 }
+    }
+}
+
 /// What a read costs on the device: `request_us` + bytes ÷ `mib_per_s`. It decides whether gaps are read along.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

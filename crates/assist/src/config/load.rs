@@ -7,7 +7,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use super::entry::Entry;
-use super::limits::{Budget, DeviceCost, Limits, StandDown};
+use super::limits::{Budget, DeviceCost, Learn, Limits, StandDown};
 
 /// The whole hints file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -41,6 +41,9 @@ pub struct Hints {
     /// What a read costs.
     #[serde(skip_serializing_if = "is_default")]
     pub device: DeviceCost,
+    /// What a node's manager learns from.
+    #[serde(skip_serializing_if = "is_default")]
+    pub learn: Learn,
 }
 
 impl Hints {

@@ -67,18 +67,24 @@ impl Lookup {
         above.find_map(|dir| self.directories.get(dir).filter(|found| found.entry.recursive || Some(dir) == parent))
     }
 
-    /// The list for the interposed library: at least the paths for which [`Lookup::find`] finds an entry. Entries beyond
-    /// what a list can hold are left out, and counted.
+    /// The list for the interposed library: at least the paths for which [`Lookup::find`] finds an entry, of small files, too, where
+    /// that is more than to follow them online. Entries beyond what a list can hold are left out, and counted.
     pub fn patterns(&self) -> (Vec<u8>, usize) {
+        let of_directory = |found: &Monitored| if found.entry.recursive { Kind::Tree } else { Kind::Directory };
+        let directories =
+            self.directories.iter().map(|(path, found)| (of_directory(found), path.as_os_str().as_bytes(), found));
+        let globs = self.globs.iter().map(|(glob, found)| (Kind::Glob, glob.as_slice(), found));
+        let files = self.files.iter().map(|(path, found)| (Kind::File, path.as_os_str().as_bytes(), found));
+        let all = directories.chain(globs).chain(files);
+        let (planned, online): (Vec<_>, Vec<_>) = all.partition(|(_, _, found)| found.entry.is_plan());
         let mut builder = Builder::new();
         let mut left_out = 0;
-        let mut add = |kind, path: &[u8]| left_out += usize::from(builder.add(kind, path).is_err());
-        for (path, found) in &self.directories {
-            let kind = if found.entry.recursive { Kind::Tree } else { Kind::Directory };
-            add(kind, path.as_os_str().as_bytes());
-        }
-        self.globs.iter().for_each(|(glob, _)| add(Kind::Glob, glob));
-        self.files.keys().for_each(|path| add(Kind::File, path.as_os_str().as_bytes()));
+        let mut add = |builder: &mut Builder, of: Vec<(Kind, &[u8], &Arc<Monitored>)>| {
+            of.into_iter().for_each(|(kind, path, _)| left_out += usize::from(builder.add(kind, path).is_err()));
+        };
+        add(&mut builder, planned);
+        builder.of_small_files();
+        add(&mut builder, online);
         (builder.finish(), left_out)
     }
 }
@@ -125,8 +131,14 @@ mod tests {
         };
         let lookup = Lookup::new(&hints, &Paths::of(&hints));
         let (bytes, left_out) = lookup.patterns();
-        assert_eq!(left_out, 0);
         let patterns = Patterns::parse(&bytes).unwrap();
+        assert_eq!((left_out, patterns.of_small_files()), (0, 6));
+        let also_online = hints.clone().and_online();
+        let (bytes_online, _) = Lookup::new(&also_online, &Paths::of(&also_online)).patterns();
+        let with_online = Patterns::parse(&bytes_online).unwrap();
+        let first = |path: &str| with_online.first_match(real.join(path).as_os_str().as_bytes());
+        assert!(with_online.match_everything() && with_online.of_small_files() == 6);
+        assert!(first("a.root") < Some(6) && first("shallow/other") == Some(6));
         for (path, key) in [
             ("a.root", Some("File[0]")),
             ("later", Some("File[2]")),

@@ -56,6 +56,10 @@ pub(super) fn block_bytes<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Err
     between(d, super::BLOCK_SIZE_BYTES_MIN, super::BLOCK_SIZE_BYTES_MAX, "bytes")
 }
 
+pub(super) fn trace_bytes<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    between(d, 64 << 10, 256 << 20, "bytes")
+}
+
 pub(super) fn cache_blocks<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     between(d, 1, super::CACHE_BLOCKS_MAX, "blocks")
 }

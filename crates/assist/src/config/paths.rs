@@ -9,11 +9,12 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
+use impresario_base::mounts::mounts;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::load::Hints;
 
-/// Threads that ask at the same time. With as many paths that hang in different folders, those behind them are not asked for.
+/// Threads that ask at the same time. With as many paths that hang on different mounts, those behind them are not asked for.
 const THREADS: usize = 16;
 /// The longest time without an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,36 +39,70 @@ struct Answer {
     there: Result<FileType, String>,
 }
 
+/// Where file systems are mounted: what hangs is one of them, most likely.
+pub(crate) struct MountPoints(Vec<PathBuf>);
+
+impl MountPoints {
+    /// As the kernel tells now. No file system is asked.
+    pub(crate) fn now() -> MountPoints {
+        MountPoints(mounts().into_iter().map(|mount| mount.point).collect())
+    }
+
+    /// The number of the one on which a path lies, links aside.
+    pub(crate) fn of(&self, path: &Path) -> usize {
+        let above = |(_, point): &(usize, &PathBuf)| path.starts_with(point);
+        let found = self.0.iter().enumerate().filter(above).max_by_key(|(_, point)| point.as_os_str().len());
+        found.map_or(usize::MAX, |(number, _)| number)
+    }
+}
+
+/// What is still to be asked for in a folder.
+struct Folder {
+    mount: usize,
+    left: Vec<PathBuf>,
+}
+
 /// What is still to be asked for, by its folder, and what is being asked for. Several threads take from it.
 pub(crate) struct Questions {
-    left: BTreeMap<PathBuf, Vec<PathBuf>>,
-    asked: Vec<Weak<PathBuf>>,
+    left: BTreeMap<PathBuf, Folder>,
+    /// Each with its mount.
+    asked: Vec<(Weak<PathBuf>, usize)>,
 }
 
 impl Questions {
     /// Of these paths, while others are asked for already.
-    pub(crate) fn new(paths: impl IntoIterator<Item = PathBuf>, asked: Vec<Weak<PathBuf>>) -> Questions {
+    pub(crate) fn new(
+        paths: impl IntoIterator<Item = PathBuf>,
+        asked: &[Arc<PathBuf>],
+        mounts: &MountPoints,
+    ) -> Questions {
+        let asked = asked.iter().map(|path| (Arc::downgrade(path), mounts.of(path))).collect();
         let mut questions = Questions { left: BTreeMap::new(), asked };
         for path in paths {
-            questions.left.entry(folder_of(&path).into()).or_default().push(path);
+            let folder = folder_of(&path);
+            let new = || Folder { mount: mounts.of(&path), left: Vec::new() };
+            questions.left.entry(folder.into()).or_insert_with(new).left.push(path);
         }
         questions
     }
 
-    /// What is asked for next: as long as there is another, nothing in a folder that is asked about already. What hangs there would take
-    /// one thread after the other.
+    /// What is asked for next: as long as there is another, nothing in a folder that is asked about already, and then where the
+    /// fewest questions are open on a mount. What hangs there would take one thread after the other.
     pub(crate) fn next(&mut self) -> Option<Arc<PathBuf>> {
-        self.asked.retain(|asked| asked.strong_count() > 0);
-        let asked: Vec<Arc<PathBuf>> = self.asked.iter().filter_map(Weak::upgrade).collect();
-        let mut folders = self.left.keys();
-        let free = folders.find(|folder| asked.iter().all(|path| folder_of(path) != folder.as_path()));
-        let folder = free.or_else(|| self.left.keys().next())?.clone();
+        self.asked.retain(|(asked, _)| asked.strong_count() > 0);
+        let asked: Vec<(Arc<PathBuf>, usize)> =
+            self.asked.iter().filter_map(|(asked, mount)| Some((asked.upgrade()?, *mount))).collect();
+        let rank = |(folder, of): &(&PathBuf, &Folder)| {
+            let is_asked = asked.iter().any(|(path, _)| folder_of(path) == folder.as_path());
+            (is_asked, asked.iter().filter(|(_, mount)| *mount == of.mount).count())
+        };
+        let folder = self.left.iter().min_by_key(rank).map(|(folder, _)| folder.clone())?;
         let inside = self.left.get_mut(&folder)?;
-        let path = inside.pop().map(Arc::new);
-        if inside.is_empty() {
+        let (path, mount) = (inside.left.pop().map(Arc::new), inside.mount);
+        if inside.left.is_empty() {
             self.left.remove(&folder);
         }
-        self.asked.extend(path.as_ref().map(Arc::downgrade));
+        self.asked.extend(path.as_ref().map(|path| (Arc::downgrade(path), mount)));
         path
     }
 }
@@ -101,7 +136,7 @@ impl Paths {
             paths.unasked.extend(paths.silent.iter().filter(|_| are_too_many).cloned());
             return paths;
         }
-        let questions = Arc::new(Mutex::new(Questions::new(all.iter().cloned(), Vec::new())));
+        let questions = Arc::new(Mutex::new(Questions::new(all.iter().cloned(), &[], &MountPoints::now())));
         let (answer, answers) = mpsc::channel();
         for _ in 0..THREADS.min(all.len()) {
             let (questions, answer) = (questions.clone(), answer.clone());
@@ -124,8 +159,8 @@ impl Paths {
             paths.answers.insert(path, said);
         }
         let mut questions = questions.lock();
-        paths.unasked.extend(std::mem::take(&mut questions.left).into_values().flatten());
-        UNANSWERED.lock().append(&mut questions.asked);
+        paths.unasked.extend(std::mem::take(&mut questions.left).into_values().flat_map(|folder| folder.left));
+        UNANSWERED.lock().extend(questions.asked.drain(..).map(|(path, _)| path));
         paths.silent = all.into_iter().filter(|path| !paths.answers.contains_key(path)).collect();
         paths
     }
@@ -246,6 +281,38 @@ mod tests {
         let why = |of: &[PathBuf]| among(of, &before);
         assert_eq!(why(&[hangs.clone(), other.clone()]), (vec![hangs], false));
         assert_eq!(why(std::slice::from_ref(&other)), (vec![other], true));
+    }
+
+    /// More folders of a mount hang than there are threads: what is on other mounts is asked for all the same, and first.
+    #[test]
+    fn a_mount_that_hangs_takes_no_other_ones_turn() {
+        let mounts = MountPoints(["/", "/hung", "/good", "/good/hung"].map(PathBuf::from).to_vec());
+        for (path, number) in [("/x", 0), ("/hungry", 0), ("/hung/x", 1), ("/good/x/y", 2), ("/good/hung/x", 3)] {
+            assert_eq!(mounts.of(Path::new(path)), number, "{path}");
+        }
+        let hung = (0..500).map(|n| PathBuf::from(format!("/{}hung/{n}/file", ["", "good/"][n % 2])));
+        let good: Vec<PathBuf> = (0..50).map(|n| PathBuf::from(format!("/good/{}/{n}", n % 5))).collect();
+        let mut questions = Questions::new(hung.chain(good.clone()), &[], &mounts);
+        // Each thread that asks for what hangs is lost.
+        let (mut lost, mut answered) = (Vec::new(), Vec::new());
+        while lost.len() < THREADS {
+            let path = questions.next().unwrap();
+            if path.to_str().unwrap().contains("hung/") {
+                lost.push(path);
+            } else {
+                answered.push(path.to_path_buf());
+            }
+        }
+        answered.sort_unstable();
+        let mut all = good;
+        all.sort_unstable();
+        assert_eq!(answered, all);
+        // With more mounts that hang than threads, it is the others that are not asked for.
+        let many: Vec<PathBuf> = (0..=THREADS).map(|n| PathBuf::from(format!("/{n}"))).collect();
+        let mut questions =
+            Questions::new(many.iter().map(|mount| mount.join("x/file")), &[], &MountPoints(many.clone()));
+        let lost: Vec<_> = (0..THREADS).filter_map(|_| questions.next()).collect();
+        assert_eq!((lost.len(), questions.left.len()), (THREADS, 1));
     }
 
     /// More files of a folder hang than there are threads: what is elsewhere is asked for all the same.

@@ -2,18 +2,26 @@
 //! its administrator fills and no other user writes.
 
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use impresario_base::machine::path_of;
-use rustix::fs::{Access, FlockOperation, Mode, OFlags, access, flock};
+use rustix::fs::{
+    Access, AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, accessat, fchmod, flock, fstat, openat, renameat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
+use super::shared_folder;
 
 /// The format that is written and read.
 const VERSION: u32 = 1;
@@ -33,8 +41,8 @@ const LOCKED_FOR_MAX: Duration = Duration::from_secs(10);
 const TURN_AFTER_MAX: Duration = Duration::from_secs(60);
 /// What ends the name of a program's file.
 const SUFFIX: &str = ".json";
-/// Where the machine's folder is.
-pub const SHARED: &str = "/var/lib/impresario/assist";
+/// Where the machine's folder is. Not below `/var/lib/impresario`, which belongs to the user of the servers.
+pub const SHARED: &str = "/var/lib/impresario-learnt";
 
 /// What is known of one program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -177,17 +185,17 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
+pub(super) fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
     let (path, what) = (path.to_path_buf(), what.to_string());
     move |error| StoreError { path: path.clone(), message: format!("{what}: {error}") }
 }
 
 /// Lets all users read a file of the folder. Others may write to it: a link that one of them has put there, of either kind, leads to a
 /// file that is not theirs to open.
-fn open_to_all(file: &Path) -> io::Result<()> {
+fn open_to_all(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let named = match rustix::fs::open(file, flags, Mode::empty()) {
-        Err(rustix::io::Errno::NOENT) => return Ok(()),
+    let named = match openat(dir, name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
         named => File::from(named?),
     };
     let meta = named.metadata()?;
@@ -196,6 +204,30 @@ fn open_to_all(file: &Path) -> io::Result<()> {
     }
     // Through what is held, in whose place nothing else can be put.
     std::fs::set_permissions(path_of(&named), Permissions::from_mode(0o644))
+}
+
+/// The names of programs' files in a folder.
+fn names(dir: &OwnedFd) -> Vec<OsString> {
+    let entries = Dir::read_from(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+    names.filter(|name| name.as_bytes().ends_with(SUFFIX.as_bytes()) && !name.as_bytes().starts_with(b".")).collect()
+}
+
+/// The name of a program's file.
+fn name_of(program: &str) -> OsString {
+    let mut name = String::new();
+    for (i, byte) in program.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => name.push(byte.into()),
+            b'.' if i > 0 => name.push('.'),
+            _ => name += &format!("%{byte:02x}"),
+        }
+        // Too long for a name of a file is too long for a program.
+        if name.len() > 200 {
+            break;
+        }
+    }
+    (name + SUFFIX).into()
 }
 
 /// One folder of what was learnt.
@@ -218,10 +250,20 @@ impl Store {
     }
 
     /// The user's own, by the environment; `None` where that names no home.
-    pub fn of_user(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<Store> {
+    pub fn of_user(variable: impl Fn(&str) -> Option<OsString>) -> Option<Store> {
         let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let data = path("XDG_DATA_HOME").or_else(|| Some(path("HOME")?.join(".local/share")))?;
         Some(Store::at(data.join("impresario/assist")))
+    }
+
+    /// The folder that must be there for anything to be kept in [`of_user`](Store::of_user) by a program that nobody asked to: the user's
+    /// home, or the one of data where that lies elsewhere.
+    pub fn home_of_user(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
+        let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        match (path("XDG_DATA_HOME"), path("HOME")) {
+            (Some(data), Some(home)) => Some(if data.starts_with(&home) { home } else { data }),
+            (data, home) => data.or(home),
+        }
     }
 
     /// The folder.
@@ -231,47 +273,50 @@ impl Store {
 
     /// The file of a program.
     pub fn path_of(&self, program: &str) -> PathBuf {
-        let mut name = String::new();
-        for (i, byte) in program.bytes().enumerate() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => name.push(byte.into()),
-                b'.' if i > 0 => name.push('.'),
-                _ => name += &format!("%{byte:02x}"),
-            }
-            // Too long for a name of a file is too long for a program.
-            if name.len() > 200 {
-                break;
-            }
-        }
-        self.folder.join(name + SUFFIX)
+        self.folder.join(name_of(program))
     }
 
     /// What is known of a program; `None` when nothing was learnt.
     pub fn load(&self, program: &str) -> Result<Option<Learnt>, StoreError> {
-        let path = self.path_of(program);
-        let is_missing = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => true,
-            // A folder above is closed to this user: nothing was shared with it, and no run is to say so.
-            io::ErrorKind::PermissionDenied => self.for_all,
-            _ => false,
-        };
-        if path.symlink_metadata().is_err_and(is_missing) {
+        let dir = openat(CWD, &self.folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        match dir {
+            Ok(dir) => self.load_in(&dir, program),
+            Err(error) if self.is_missing(error) => Ok(None),
+            Err(error) => Err(failed(&self.path_of(program), "cannot be read")(error.into())),
+        }
+    }
+
+    fn load_in(&self, dir: &OwnedFd, program: &str) -> Result<Option<Learnt>, StoreError> {
+        let name = name_of(program);
+        if statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW).is_err_and(|error| self.is_missing(error)) {
             return Ok(None);
         }
         // Two long names may begin alike.
-        Ok(Some(self.read(&path)?).filter(|learnt| learnt.program == program))
+        Ok(Some(self.read(dir, &name)?).filter(|learnt| learnt.program == program))
     }
 
-    fn read(&self, path: &Path) -> Result<Learnt, StoreError> {
+    /// Whether an error says that nothing was learnt.
+    fn is_missing(&self, error: Errno) -> bool {
+        match error {
+            Errno::NOENT | Errno::NOTDIR => true,
+            // A folder above is closed to this user: nothing was shared with it, and no run is to say so.
+            Errno::ACCESS => self.for_all,
+            _ => false,
+        }
+    }
+
+    fn read(&self, dir: &OwnedFd, name: &OsStr) -> Result<Learnt, StoreError> {
+        let path = &*self.folder.join(name);
         let refuse = |message: String| {
             let message = format!(
                 "{message}; nothing that was learnt is used. `impresario assist learn --forget PROGRAM` removes it"
             );
             StoreError { path: path.into(), message }
         };
-        // A pipe is not waited for.
-        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let file = file.map_err(failed(path, "cannot be read"))?;
+        // A pipe is not waited for, and in a folder to which others may write no link leads to what only its reader may read.
+        let no_link = if self.for_all { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let file = openat(dir, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | no_link, Mode::empty());
+        let file = File::from(file.map_err(|error| failed(path, "cannot be read")(error.into()))?);
         let mut text = Vec::new();
         file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text).map_err(failed(path, "cannot be read"))?;
         if text.len() > FILE_BYTES_MAX {
@@ -296,8 +341,9 @@ impl Store {
     /// All programs of which something is known, by name, and the files that cannot be read.
     pub fn all(&self) -> (Vec<Learnt>, Vec<StoreError>) {
         let (mut learnt, mut errors) = (Vec::new(), Vec::new());
-        for path in self.files() {
-            match self.read(&path) {
+        let Ok(dir) = open(&self.folder) else { return (learnt, errors) };
+        for name in names(&dir) {
+            match self.read(&dir, &name) {
                 Ok(one) => learnt.push(one),
                 Err(error) => errors.push(error),
             }
@@ -306,104 +352,115 @@ impl Store {
         (learnt, errors)
     }
 
-    fn files(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let is_ours = |path: &PathBuf| {
-            let name = path.file_name().map(|name| name.as_encoded_bytes()).unwrap_or_default();
-            name.ends_with(SUFFIX.as_bytes()) && !name.starts_with(b".")
+    /// The programs of which was learnt last, with how long ago that was, and of how many programs something is known. What cannot be read
+    /// is left out.
+    pub fn newest(&self, most: usize) -> (Vec<(Learnt, Duration)>, usize) {
+        let Ok(dir) = open(&self.folder) else { return Default::default() };
+        let now = SystemTime::now();
+        let mut files: Vec<_> =
+            names(&dir).into_iter().filter_map(|name| Some((learnt_at(&dir, &name)?, name))).collect();
+        files.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        let read = |(at, name): &(SystemTime, OsString)| {
+            Some((self.read(&dir, name).ok()?, now.duration_since(*at).unwrap_or_default()))
         };
-        entries.map(|entry| entry.path()).filter(is_ours).collect()
+        (files.iter().filter_map(read).take(most).collect(), files.len())
     }
 
     /// Adds a run of a program to what is known of it, in a folder that was [prepared](Store::prepare). What cannot be read is not
     /// overwritten.
     pub fn add(&self, program: &str, run: Vec<Observation>) -> Result<Learnt, StoreError> {
-        let _lock = self.lock(LOCK, LOCKED_FOR_MAX)?;
-        let mut learnt = self.load(program)?.unwrap_or_else(|| Learnt::new(program));
+        let dir = self.open()?;
+        let _lock = self.lock(&dir, LOCK, LOCKED_FOR_MAX)?;
+        let mut learnt = self.load_in(&dir, program)?.unwrap_or_else(|| Learnt::new(program));
         learnt.add(run);
-        self.make_room(program);
-        self.write(&self.path_of(program), learnt.text().as_bytes())?;
+        let name = name_of(program);
+        make_room(&dir, &name);
+        self.write(&dir, &name, learnt.text().as_bytes())?;
         Ok(learnt)
     }
 
     /// Removes what is known of a program; whether there was anything.
     pub fn forget(&self, program: &str) -> Result<bool, StoreError> {
         let path = self.path_of(program);
-        match std::fs::remove_file(&path) {
+        if path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(false);
+        }
+        match unlinkat(self.open()?, name_of(program), AtFlags::empty()) {
             Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(failed(&path, "cannot be removed")(e)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(failed(&path, "cannot be removed")(error.into())),
+        }
+    }
+
+    /// The folder, for writing to it.
+    fn open(&self) -> Result<OwnedFd, StoreError> {
+        match self.for_all {
+            true => shared_folder::open(&self.folder, false),
+            false => open(&self.folder).map_err(failed(&self.folder, "cannot be opened")),
         }
     }
 
     /// Makes the folder if it is not there, and finds out whether it can be written to. Nothing else makes it, so that one that is
-    /// removed stays removed.
+    /// removed stays removed. One for all users is an error where another user could lead the writer elsewhere.
     pub fn prepare(&self) -> Result<(), StoreError> {
-        let missing: Vec<&Path> = self.folder.ancestors().take_while(|folder| !folder.exists()).collect();
-        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
-        if self.for_all {
-            // One of an earlier release may have been made for its owner alone.
-            for folder in missing.iter().copied().chain([&*self.folder]) {
-                let open = || {
-                    let opened = File::open(folder)?;
-                    let is_open = missing.is_empty() && opened.metadata()?.permissions().mode() & 0o055 == 0o055;
-                    if is_open { Ok(()) } else { opened.set_permissions(Permissions::from_mode(0o755)) }
-                };
-                open().map_err(failed(folder, "cannot be opened to all users"))?;
-            }
-            // So may what was learnt. What another user has learnt here cannot be changed, and need not be.
-            for file in self.files() {
-                open_to_all(&file).map_err(failed(&file, "cannot be opened to all users"))?;
-            }
-            for above in self.folder.ancestors() {
-                let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
-                if mode & 0o001 == 0 {
-                    let mode = mode & 0o7777;
-                    let message = format!(
-                        "other users cannot reach it: {} has mode {mode:o}; chmod o+x lets them",
-                        above.display()
-                    );
-                    return Err(StoreError { path: self.folder.clone(), message });
-                }
+        if !self.for_all {
+            std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
+            return self.lock_file(&self.open()?, LOCK).map(drop);
+        }
+        let dir = shared_folder::open(&self.folder, true)?;
+        let closed = |error: Errno| failed(&self.folder, "cannot be opened to all users")(error.into());
+        // One of an earlier release may have been made for its owner alone.
+        if fstat(&dir).map_err(closed)?.st_mode & 0o055 != 0o055 {
+            fchmod(&dir, Mode::from_raw_mode(0o755)).map_err(closed)?;
+        }
+        // So may what was learnt. What another user has learnt here cannot be changed, and need not be.
+        for name in names(&dir) {
+            let opened = open_to_all(&dir, &name);
+            opened.map_err(failed(&self.folder.join(name), "cannot be opened to all users"))?;
+        }
+        for above in self.folder.ancestors() {
+            let mode = above.metadata().map_err(failed(above, "cannot be looked at"))?.permissions().mode();
+            if mode & 0o001 == 0 {
+                let mode = mode & 0o7777;
+                let message =
+                    format!("other users cannot reach it: {} has mode {mode:o}; chmod o+x lets them", above.display());
+                return Err(StoreError { path: self.folder.clone(), message });
             }
         }
-        drop(self.lock_file(LOCK)?);
-        if self.for_all {
-            // Whatever the umask, other administrators are to lock it, too. One of theirs could be opened just now.
-            let _ = open_to_all(&self.folder.join(LOCK));
-        }
+        drop(self.lock_file(&dir, LOCK)?);
+        // Whatever the umask, other administrators are to lock it, too. One of theirs could be opened just now.
+        let _ = open_to_all(&dir, LOCK.as_ref());
         Ok(())
     }
 
     /// The turn to learn from a run behind its user's back, until what is returned is dropped. One has it at a time, so that many
     /// short runs do not load all their traces at once; an error where others take longer than a minute.
     pub fn turn_to_learn(&self) -> Result<File, StoreError> {
-        self.lock(LEARNING, TURN_AFTER_MAX)
+        self.lock(&self.open()?, LEARNING, TURN_AFTER_MAX)
     }
 
-    fn lock_file(&self, name: &str) -> Result<File, StoreError> {
-        let path = self.folder.join(name);
+    fn lock_file(&self, dir: &OwnedFd, name: &str) -> Result<File, StoreError> {
         // No link that another user has put there makes a file elsewhere, and no pipe is waited for.
-        let open = |how: &mut OpenOptions| how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
-        let file = open(File::options().create(true).write(true).truncate(false).mode(0o644));
-        // Another administrator's may be locked by all who may write to the folder: a lock takes no right to write to its file.
-        let file = file.or_else(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied if access(&self.folder, Access::WRITE_OK).is_ok() => {
-                open(File::options().read(true))
+        let open = |how| openat(dir, name, how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, NEW);
+        let file = match open(OFlags::CREATE | OFlags::WRONLY) {
+            // Another administrator's may be locked by all who may write to the folder: a lock takes no right to write to its file.
+            Err(Errno::ACCESS) if accessat(dir, ".", Access::WRITE_OK, AtFlags::EACCESS).is_ok() => {
+                open(OFlags::RDONLY)
             }
-            _ => Err(error),
-        });
-        file.map_err(failed(&path, "cannot be written"))
+            file => file,
+        };
+        let file = file.map_err(|error| failed(&self.folder.join(name), "cannot be written")(error.into()));
+        Ok(File::from(file?))
     }
 
     /// A file that only its holder has locked; waits for it as long as `patience`.
-    fn lock(&self, name: &str, patience: Duration) -> Result<File, StoreError> {
-        let file = self.lock_file(name)?;
+    fn lock(&self, dir: &OwnedFd, name: &str, patience: Duration) -> Result<File, StoreError> {
+        let file = self.lock_file(dir, name)?;
         let end = Instant::now() + patience;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < end => {
+                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 Err(error) => {
@@ -414,34 +471,45 @@ impl Store {
         }
     }
 
-    /// Drops what was learnt longest ago until one more program has room, and what a killed writer left.
-    fn make_room(&self, program: &str) {
-        let path = self.path_of(program);
-        let mut others: Vec<_> = self.files().into_iter().filter(|other| *other != path).collect();
-        let learnt_at = |path: &PathBuf| path.metadata().and_then(|meta| meta.modified()).ok();
-        others.sort_by_key(|path| std::cmp::Reverse(learnt_at(path)));
-        for old in others.get(PROGRAMS_MAX - 1..).unwrap_or_default() {
-            let _ = std::fs::remove_file(old);
-        }
-        let _ = std::fs::remove_file(self.folder.join(TEMPORARY));
-    }
-
     /// Replaces a file as a whole. The folder is locked.
-    fn write(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
-        let temporary = self.folder.join(TEMPORARY);
+    fn write(&self, dir: &OwnedFd, name: &OsStr, text: &[u8]) -> Result<(), StoreError> {
         let write = || {
-            let mut file = File::options().create_new(true).write(true).mode(0o644).open(&temporary)?;
+            let how = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            let mut file = File::from(openat(dir, TEMPORARY, how, NEW)?);
             if self.for_all {
                 file.set_permissions(Permissions::from_mode(0o644))?;
             }
             file.write_all(text)?;
             file.sync_all()?;
-            std::fs::rename(&temporary, path)
+            Ok(renameat(dir, TEMPORARY, dir, name)?)
         };
-        write().map_err(failed(path, "cannot be written"))
+        write().map_err(failed(&self.folder.join(name), "cannot be written"))
     }
 }
 
+fn open(folder: &Path) -> io::Result<OwnedFd> {
+    Ok(openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// When something was learnt of a program last.
+fn learnt_at(dir: &OwnedFd, name: &OsStr) -> Option<SystemTime> {
+    let state = statat(dir, name, AtFlags::empty()).ok()?;
+    let (seconds, nanos) = (u64::try_from(state.st_mtime).ok()?, u32::try_from(state.st_mtime_nsec).ok()?);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos.min(999_999_999)))
+}
+
+/// Drops what was learnt longest ago until one more program has room, and what a killed writer left.
+fn make_room(dir: &OwnedFd, name: &OsStr) {
+    let mut others: Vec<_> = names(dir).into_iter().filter(|other| other != name).collect();
+    others.sort_by_cached_key(|name| std::cmp::Reverse(learnt_at(dir, name)));
+    for old in others.get(PROGRAMS_MAX - 1..).unwrap_or_default() {
+        let _ = unlinkat(dir, old, AtFlags::empty());
+    }
+    let _ = unlinkat(dir, TEMPORARY, AtFlags::empty());
+}
+
+/// The mode of new files, from which the umask takes.
+const NEW: Mode = Mode::from_raw_mode(0o644);
 /// Who writes to the folder has this file locked.
 const LOCK: &str = ".lock";
 /// And who learns from a run without being waited for, this one.
@@ -522,6 +590,33 @@ mod tests {
         store.prepare().unwrap();
         let mode = |path: &PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!(secrets.each_ref().map(mode), [0o600; 2]);
+    }
+
+    /// Root would make files in any folder of another user's choice, open it to all, or remove files there.
+    #[test]
+    fn a_link_in_the_place_of_a_shared_folder_leads_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        let elsewhere = Store::at(dir.path().join("elsewhere"));
+        elsewhere.prepare().unwrap();
+        elsewhere.add("a.py", Vec::new()).unwrap();
+        std::fs::remove_file(elsewhere.folder().join(LOCK)).unwrap();
+        set(elsewhere.folder(), 0o700);
+        set(dir.path(), 0o711);
+        let store = Store::of_machine(dir.path().join("assist"));
+        std::os::unix::fs::symlink(elsewhere.folder(), store.folder()).unwrap();
+        let errors = [
+            store.prepare().map_err(|error| error.to_string()),
+            store.add("a.py", Vec::new()).map(drop).map_err(|error| error.to_string()),
+            store.forget("a.py").map(drop).map_err(|error| error.to_string()),
+            store.turn_to_learn().map(drop).map_err(|error| error.to_string()),
+        ];
+        for error in errors.map(|done| done.expect_err("a link was followed")) {
+            assert!(error.contains("is a symbolic link"), "{error}");
+        }
+        let left: Vec<_> = std::fs::read_dir(elsewhere.folder()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["a.py.json"]);
+        assert_eq!(elsewhere.folder().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     /// Several administrators may learn for all users.
@@ -610,10 +705,10 @@ mod tests {
     fn one_learns_at_a_time_and_none_where_the_folder_was_removed() {
         let (_folder, store) = store();
         let turn = store.turn_to_learn().unwrap();
-        assert!(store.lock(LEARNING, Duration::ZERO).is_err());
+        assert!(store.lock(&store.open().unwrap(), LEARNING, Duration::ZERO).is_err());
         store.add("a.py", Vec::new()).unwrap(); // `assist learn` needs no turn
         drop(turn);
-        store.lock(LEARNING, Duration::ZERO).unwrap();
+        store.lock(&store.open().unwrap(), LEARNING, Duration::ZERO).unwrap();
         std::fs::remove_dir_all(store.folder()).unwrap();
         assert!(store.turn_to_learn().is_err() && store.add("a.py", Vec::new()).is_err());
         assert!(!store.folder().exists());
@@ -632,6 +727,10 @@ mod tests {
         let again = store.add("b.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
         let again = store.add(&again.program, vec![observed("/d/1.h5", 10 * MIB, 3, 5)]).unwrap();
         assert!((again.runs, again.observed.len()) == (2, 1) && !again.kinds[0].is_used());
+        let old = File::options().write(true).open(store.path_of("a.py")).unwrap();
+        old.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let (newest, programs) = store.newest(1);
+        assert_eq!((newest[0].0.program.as_str(), newest.len(), programs), ("b.py", 1, 2));
         let names: Vec<String> = store.all().0.into_iter().map(|learnt| learnt.program).collect();
         assert_eq!(names, ["a.py", "b.py"]);
         assert!(store.forget("a.py").unwrap() && !store.forget("a.py").unwrap());
@@ -714,7 +813,7 @@ mod tests {
         for i in 0..PROGRAMS_MAX + 10 {
             store.add(&format!("p{i}"), vec![observed("/d/1.h5", MIB, 1, 1)]).unwrap();
         }
-        assert_eq!(store.files().len(), PROGRAMS_MAX);
+        assert_eq!(names(&store.open().unwrap()).len(), PROGRAMS_MAX);
         assert!(store.load(&format!("p{}", PROGRAMS_MAX + 9)).unwrap().is_some());
     }
 
@@ -758,5 +857,17 @@ mod tests {
             Some("/h/.local/share/impresario/assist".into())
         );
         assert_eq!(of(&[]), None);
+        let home = |set: &[(&str, &str)]| {
+            Store::home_of_user(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+        };
+        for (set, folder) in [
+            (&[("XDG_DATA_HOME", "/x"), ("HOME", "/h")][..], Some("/x")),
+            (&[("XDG_DATA_HOME", "/h/data"), ("HOME", "/h")], Some("/h")),
+            (&[("XDG_DATA_HOME", "relative"), ("HOME", "/h")], Some("/h")),
+            (&[("XDG_DATA_HOME", "/x")], Some("/x")),
+            (&[], None),
+        ] {
+            assert_eq!(home(set), folder.map(PathBuf::from), "{set:?}");
+        }
     }
 }

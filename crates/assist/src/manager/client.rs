@@ -8,10 +8,11 @@ use rustc_hash::FxHashMap;
 
 use super::lull::Lull;
 use super::pool::LentFile;
+use super::programs::Taught;
 use super::siblings::Told;
 use crate::advice::OpenFile;
 use crate::backend::{FileId, Inside};
-use crate::learn::Kind;
+use crate::learn::{Kind, file_time_ns};
 
 /// Drains of an empty ring before the manager waits to be woken by it.
 const QUIET_DRAINS: u32 = 8;
@@ -64,6 +65,12 @@ pub(super) struct Client {
     pub(super) program: Arc<str>,
     /// What is known of it.
     pub(super) kinds: Arc<[Kind]>,
+    /// What is needed to learn from it; `None` where nothing can be.
+    pub(super) taught: Option<Taught>,
+    /// The recorded run that it is of.
+    pub(super) lesson: Option<u64>,
+    /// When it connected, in nanoseconds since 1970.
+    pub(super) began_unix_ns: u64,
     /// Whether it need not tell of small files.
     pub(super) lull: Lull,
     /// The files that it told of, by which that is judged.
@@ -91,6 +98,9 @@ impl Client {
             asked_until_ns: None,
             program: Arc::default(),
             kinds: Arc::default(),
+            taught: None,
+            lesson: None,
+            began_unix_ns: file_time_ns(),
             lull: Lull::first(),
             told: Told::default(),
             told_of_limit: false,

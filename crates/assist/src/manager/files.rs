@@ -290,6 +290,11 @@ impl Files {
         self.open.get(&id).map(|file| file.advisor.monitored())
     }
 
+    /// Whether an open file was read otherwise than others of its kind.
+    pub(super) fn has_strayed(&self, id: FileId) -> bool {
+        self.open.get(&id).is_some_and(|file| file.advisor.has_strayed())
+    }
+
     /// The regions of an open file.
     pub(super) fn regions(&self, id: FileId) -> Option<&RegionMap> {
         self.open.get(&id).map(|file| &file.advisor.monitored().regions)

@@ -18,6 +18,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
 use super::client::Client;
 use super::files::{Acting, Files};
+use super::lessons::Lessons;
 use super::pool::{Done, Found, LentFile, Pool};
 use super::programs::{Answer, PATIENCE_NS, Programs};
 use super::registration::{Examined, examine, first_bytes_in_memory, is_removed};
@@ -28,7 +29,7 @@ use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
 use crate::backend::sees_all_pages;
-use crate::config::{Lookup, Monitored, Paths};
+use crate::config::{Entry, Lookup, Monitored, Paths};
 use crate::jobs::Origin;
 use crate::learn::{Facts, Kind, SHORT_BYTES_MAX, find};
 use crate::report::Report;
@@ -94,6 +95,8 @@ pub(super) struct Service {
     mode: Mode,
     patterns: (OwnedFd, u32),
     recorder: Recorder,
+    /// Runs that something may be learnt from.
+    lessons: Lessons,
     clients: FxHashMap<u64, Client>,
     /// Clients whose rings and sockets are looked at without being told.
     active: BTreeSet<u64>,
@@ -112,9 +115,10 @@ pub(super) struct Service {
     /// Of rings that are gone.
     dropped_accesses: u64,
     unseen: Unseen,
-    /// Files of at most so many bytes may be passed over by programs that read them fast; 0 where there is more to do for files
-    /// than to follow them online.
+    /// Files of at most so many bytes may be passed over by programs that read them fast, but for those with a plan; 0: none is.
     small_bytes: u32,
+    /// There is more to do for some files than to follow them online.
+    has_plan: bool,
     /// Of all reads, those passed over by programs that are gone among them, and of all memory maps told of.
     seen_bytes: u64,
     mapped_bytes: u64,
@@ -122,7 +126,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
-        let Options { hints, paths, advise, access, record, workers, backends, program, kinds } = options;
+        let Options { hints, paths, advise, access, record, workers, backends, program, known } = options;
         let lookup = Lookup::new(&hints, &paths.unwrap_or_else(|| Paths::of(&hints)));
         let (sink, small_bytes, patterns) = match record {
             None => (None, SMALL_FILE_BYTES, lookup.patterns()),
@@ -153,8 +157,9 @@ impl Service {
         // Of others' files the kernel may ask the file system whether we could write to them, which waits for one that hangs.
         let looks = access == Access::Owner || sees_all_pages();
         let node_bytes = memory::node_budget_bytes();
-        let mut planned = hints.file.iter().chain(&hints.directory).chain(&hints.glob);
-        let small_bytes = if advise && planned.all(|entry| entry.online) { small_bytes } else { 0 };
+        let mut entries = hints.file.iter().chain(&hints.directory).chain(&hints.glob);
+        let has_plan = entries.any(Entry::is_plan);
+        let small_bytes = if advise { small_bytes } else { 0 };
         let siblings = follows.then(|| Siblings::new(node_bytes));
         let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
@@ -165,11 +170,12 @@ impl Service {
             done,
             advise,
             lookup,
-            programs: Programs::new(program, kinds, mode, wake_by),
+            programs: Programs::new(program, known, mode, wake_by),
             started: Started::Unasked,
             mode,
             patterns,
             recorder: Recorder::new(sink),
+            lessons: Lessons::new(hints.learn),
             clients: FxHashMap::default(),
             active: BTreeSet::new(),
             users: Users::new(hints.limits, hints.budget, node_bytes),
@@ -185,6 +191,7 @@ impl Service {
             dropped_accesses: 0,
             unseen: Unseen::default(),
             small_bytes,
+            has_plan,
             seen_bytes: 0,
             mapped_bytes: 0,
         })
@@ -303,10 +310,10 @@ impl Service {
         self.activate(id);
     }
 
-    fn answered(&mut self, Answer { client, name, kinds }: Answer) {
+    fn answered(&mut self, Answer { client, name, kinds, lesson }: Answer) {
         let Some(id) = client else { return self.started_is_known(kinds) };
         if let Some(client) = self.clients.get_mut(&id).filter(|client| client.asked_until_ns.is_some()) {
-            (client.program, client.kinds) = (name, kinds);
+            (client.program, client.kinds, client.taught) = (name, kinds, lesson);
             self.hear_again(id);
         }
     }
@@ -476,7 +483,7 @@ impl Service {
     fn activate(&mut self, id: u64) {
         // A program that may get hints when it opens a file needs them before its first read.
         let is_known = |client: &Client| !client.kinds.is_empty();
-        let is_hinted_at_once = self.small_bytes == 0 || self.clients.get(&id).is_some_and(is_known);
+        let is_hinted_at_once = self.has_plan || self.small_bytes == 0 || self.clients.get(&id).is_some_and(is_known);
         if self.active.insert(id) && !is_hinted_at_once {
             self.wait_for_messages(id, EventFlags::empty());
         }
@@ -571,7 +578,7 @@ impl Service {
     fn access(&mut self, id: u64, access: &RingAccess, now: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.get_mut(&access.file) else { return };
-        if self.mode == Mode::Record {
+        if self.mode == Mode::Record || client.lesson.is_some() {
             let recorded = RecordedAccess {
                 file: open.number,
                 pid: client.pid,
@@ -584,6 +591,9 @@ impl Service {
                 duration_ns: access.duration_ns,
             };
             self.recorder.tell(|sink| sink.access(&recorded));
+            if let Some(lesson) = client.lesson {
+                self.lessons.access(lesson, &recorded);
+            }
         }
         match access.op {
             Op::Read => {
@@ -642,6 +652,12 @@ impl Service {
         if let Some(socket) = client.inside.hang_up() {
             self.pool.hang_up(socket, client.uid);
         }
+        if let Some(lesson) = client.lesson {
+            if client.ring.as_ref().is_some_and(|(ring, _)| ring.dropped() > 0) {
+                self.lessons.lost(lesson);
+            }
+            self.lessons.left(lesson, now_ns());
+        }
         if let Some((ring, event)) = &client.ring {
             let _ = epoll::delete(&self.epoll, event);
             self.users.drop_ring(client.uid, ring_bytes(ring.slots()) as u64);
@@ -687,6 +703,7 @@ impl Service {
             unseen_bytes: unseen.bytes,
             unseen_rings: unseen.rings,
             coverage: None,
+            lessons: self.lessons.tally(),
             siblings_bytes: self.siblings.as_ref().map_or(0, Siblings::brought_bytes),
             held_bytes: self.users.held_bytes(),
             budget_bytes: self.users.node_bytes(),

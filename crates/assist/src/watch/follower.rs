@@ -32,7 +32,7 @@ use super::fanotify::Fanotify;
 use super::line::Seen;
 use super::tracefs::Tracefs;
 use crate::backend::FileId;
-use crate::config::{Hints, Named, Paths, Questions};
+use crate::config::{Hints, MountPoints, Named, Paths, Questions};
 use crate::manager::is_removed;
 
 /// Files that are watched at most.
@@ -50,6 +50,10 @@ const THREADS_MAX: usize = 64;
 /// As long as so many places in a folder do not answer, nothing more is looked for there: each search would lose all its threads to a
 /// folder with many files that hangs. Fewer may be mounts of their own, side by side.
 const SILENT_IN_FOLDER_MAX: usize = 4;
+/// Nor as long as so many do not answer on a mount, in whatever folders; and one, once half of all threads are lost.
+const SILENT_ON_MOUNT_MAX: (usize, usize) = (8, 1);
+/// Places that answered when they were looked into last may have so many threads more: what hangs leaves them their turn.
+const THREADS_FOR_KNOWN: usize = THREADS;
 /// How long the manager may take to take a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that are told in one go.
@@ -202,18 +206,21 @@ impl Follower {
             self.files.values().for_each(|(_, open)| _ = self.mark(open));
         }
         let asked: Vec<Arc<PathBuf>> = SEARCHED.lock().iter().filter_map(|one| one.place.upgrade()).collect();
-        let is_free = |place: &&Path| {
-            let beside = asked.iter().filter(|asked| asked.parent() == place.parent()).count();
-            beside < SILENT_IN_FOLDER_MAX && asked.iter().all(|asked| asked.as_path() != *place)
-        };
-        let left: Vec<PathBuf> = self.named.places().filter(is_free).map(Path::to_path_buf).collect();
-        let threads = THREADS.min(left.len()).min(THREADS_MAX.saturating_sub(asked.len()));
-        if threads == 0 && !left.is_empty() && !std::mem::replace(&mut self.told_of_silence, true) {
+        let mounts = MountPoints::now();
+        let has_answered = |place: &Path| self.places.contains_key(place);
+        let (left, threads) = free_places(self.named.places(), &asked, |place| mounts.of(place), has_answered);
+        let is_asked = |place: &&Path| asked.iter().any(|asked| asked.as_path() == *place);
+        let unasked = self.named.places().filter(|place| !is_asked(place)).count().saturating_sub(left.len());
+        if unasked > 0 && !std::mem::replace(&mut self.told_of_silence, true) {
+            let silent = asked.len();
             tracing::warn!(
-                "too many places of the hints do not answer; until some do no new files are watched anywhere"
+                silent,
+                unasked,
+                "places of the hints do not answer, and others, beside them or behind them, are not looked into; until some do no new files are \
+                 watched there"
             );
         }
-        let questions = Questions::new(left, asked.iter().map(Arc::downgrade).collect());
+        let questions = Questions::new(left, &asked, &mounts);
         let questions = Arc::new(Mutex::new(questions));
         let known = Arc::new(self.files.keys().copied().collect::<HashSet<FileId>>());
         let room = Arc::new(AtomicUsize::new(FILES_MAX.saturating_sub(known.len())));
@@ -370,6 +377,31 @@ fn close(files: impl Send + 'static) {
     }
 }
 
+/// The places that can be looked into while others do not answer, and by how many threads.
+fn free_places<'a>(
+    places: impl Iterator<Item = &'a Path>,
+    asked: &[Arc<PathBuf>],
+    mount_of: impl Fn(&Path) -> usize,
+    has_answered: impl Fn(&Path) -> bool,
+) -> (Vec<PathBuf>, usize) {
+    let on_mount_max = if asked.len() < THREADS_MAX / 2 { SILENT_ON_MOUNT_MAX.0 } else { SILENT_ON_MOUNT_MAX.1 };
+    let is_full = asked.len() >= THREADS_MAX;
+    let threads_max = THREADS_MAX + if is_full { THREADS_FOR_KNOWN } else { 0 };
+    let on_mounts: Vec<usize> = asked.iter().map(|asked| mount_of(asked)).collect();
+    let is_free = |place: &&Path| {
+        let in_folder = asked.iter().filter(|asked| asked.parent() == place.parent()).count();
+        let (mount, is_asked) = (mount_of(place), asked.iter().any(|asked| asked.as_path() == *place));
+        let on_mount = on_mounts.iter().filter(|other| **other == mount).count();
+        let has_turn = !is_full || has_answered(place);
+        !is_asked && has_turn && in_folder < SILENT_IN_FOLDER_MAX && on_mount < on_mount_max
+    };
+    let threads = THREADS.min(threads_max.saturating_sub(asked.len()));
+    let free: Vec<PathBuf> =
+        if threads > 0 { places.filter(is_free).map(Path::to_path_buf).collect() } else { Vec::new() };
+    let threads = threads.min(free.len());
+    (free, threads)
+}
+
 /// The next place to look into, which no other thread looks into as long as it is kept.
 fn next_place(questions: &Mutex<Questions>) -> Option<Arc<PathBuf>> {
     loop {
@@ -513,6 +545,47 @@ impl Client {
 mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
+
+    /// However many folders of a mount hang, other mounts are looked into.
+    #[test]
+    fn what_hangs_on_a_mount_leaves_the_others_their_turn() {
+        let place = |n: usize| PathBuf::from(format!("/{}/{n}/files", n % 10));
+        let places: Vec<PathBuf> = (0..200).map(place).collect();
+        let mount_of = |path: &Path| path.components().nth(1).unwrap().as_os_str().to_str().unwrap().parse().unwrap();
+        let free =
+            |asked: &[Arc<PathBuf>]| free_places(places.iter().map(PathBuf::as_path), asked, mount_of, |_| false).0;
+        assert_eq!(free(&[]).len(), 200);
+        let mut asked: Vec<Arc<PathBuf>> = (0..7).map(|n| Arc::new(place(10 * n + 3))).collect();
+        assert_eq!(free(&asked).len(), 193, "of a mount so many may be silent");
+        asked.push(Arc::new(place(73)));
+        let left = free(&asked);
+        assert_eq!(left.len(), 180);
+        assert!(left.iter().all(|place| mount_of(place) != 3));
+    }
+
+    /// Nor do 64 and more mounts that hang, each of which holds a thread: what has answered before is looked into on.
+    #[test]
+    fn however_many_mounts_hang_what_answered_before_is_looked_into() {
+        let place = |n: usize| PathBuf::from(format!("/{n}/files"));
+        let places: Vec<PathBuf> = (0..200).map(place).collect();
+        let mount_of = |path: &Path| path.components().nth(1).unwrap().as_os_str().to_str().unwrap().parse().unwrap();
+        let free = |hung: usize| {
+            let asked: Vec<_> = (0..hung).map(|n| Arc::new(place(n))).collect();
+            let has_answered = |path: &Path| mount_of(path) >= 150;
+            free_places(places.iter().map(PathBuf::as_path), &asked, mount_of, has_answered)
+        };
+        assert_eq!(free(0), (places.clone(), THREADS));
+        assert_eq!(free(60).1, THREADS_MAX - 60);
+        assert_eq!(free(THREADS_MAX), (places[150..].to_vec(), THREADS));
+        assert_eq!(free(THREADS_MAX + THREADS_FOR_KNOWN - 1), (places[150..].to_vec(), 1));
+        assert_eq!(free(THREADS_MAX + THREADS_FOR_KNOWN), (Vec::new(), 0), "that is the bound");
+        // Eight mounts that hang lose half of the threads and no more, whatever is in them.
+        let deep = |n: usize| PathBuf::from(format!("/{}/{n}/files", n % 8));
+        let asked: Vec<_> = (0..THREADS_MAX / 2).map(|n| Arc::new(deep(n))).collect();
+        let more: Vec<PathBuf> = (0..80).map(|n| deep(1000 + n)).chain([place(8)]).collect();
+        let left = free_places(more.iter().map(PathBuf::as_path), &asked, mount_of, |_| false).0;
+        assert_eq!(left, [place(8)]);
+    }
 
     #[test]
     fn where_nothing_changes_metadata_servers_are_asked_less_and_less() {

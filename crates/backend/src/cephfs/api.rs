@@ -99,6 +99,8 @@ pub(super) const SET_ATIME: c_int = 1 << 4;
 pub(super) const SET_SIZE: c_int = 1 << 5;
 pub(super) const SET_MTIME_NOW: c_int = 1 << 7;
 pub(super) const SET_ATIME_NOW: c_int = 1 << 8;
+/// `CEPH_SETATTR_KILL_SGUID`, which older libraries do not know and leave out.
+pub(super) const KILL_SET_ID: c_int = 1 << 10;
 
 /// `CEPH_RECLAIM_RESET`: an earlier session of the same name is ended.
 pub(super) const RECLAIM_RESET: c_uint = 1;

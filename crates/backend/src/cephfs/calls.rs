@@ -6,8 +6,8 @@ use super::mount::Inode;
 use super::{CephTree, Node, Shared, api, outward, stale};
 use crate::nodes::Use;
 use crate::rules::{
-    bears, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find,
-    may_by_mode, mode_after, mode_for_writer, new_node, proper, seconds_of, space_of, wanted,
+    bears, change_mode, check_range, check_removal, check_replacement, checked, goes_with_a_name, lacking,
+    make_or_find, may_by_mode, mode_for_writer, new_node, proper, seconds_of, space_of, wanted,
 };
 use crate::{
     Attr, Backend, Caller, DirEntry, Errno, Found, Handle, Kind, Lost, Make, Placement, Result, SetAttr, SetTime,
@@ -135,11 +135,9 @@ impl Shared {
             let (uid, gid) = (set.uid.unwrap_or(0), set.gid.unwrap_or(0));
             inode.set_stat(caller, owner, |stat| (stat.uid, stat.gid) = (uid, gid)).map_err(stale)?;
         }
-        let mode = mode_after(set, || self.see(node))?;
-        if let Some(mode) = mode {
-            inode.set_stat(caller, api::SET_MODE, |stat| stat.mode = (mode & 0o7777) as u16).map_err(stale)?;
-        }
-        if owner != 0 || mode.is_some() {
+        let set_mode = |mode| inode.set_mode(caller, mode & 0o7777);
+        change_mode(caller, set, || self.see(node), || inode.take_set_id(caller), set_mode).map_err(stale)?;
+        if owner != 0 || set.mode.is_some() || set.takes != 0 {
             // Who has the file open must have the rights that it gives now.
             self.nodes.close_opens(node);
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::mount::{Descriptor, Inode, is_lost};
 use super::{Files, Node, Open, Shared, api, outward, stale};
 use crate::nodes::{Descriptors, Use};
-use crate::rules::{check_range, may_by_mode, mode_for_writer};
+use crate::rules::{check_range, may_by_mode, mode_for_writer, take_bits};
 use crate::{Caller, Errno, Result};
 
 impl Shared {
@@ -33,9 +33,9 @@ impl Shared {
     /// Set-user-id and set-group-id go when a user changes the bytes: the library does not see to it. It is looked at when a
     /// file is opened, which is again after each change of its mode through this backend.
     fn take_set_id(&self, caller: &Caller, node: &Node, inode: &Inode) -> Result<()> {
-        let Some(mode) = mode_for_writer(caller, &self.see(node)?) else { return Ok(()) };
         let own = inode.mount().own();
-        inode.set_stat(own, api::SET_MODE, |stat| stat.mode = mode as u16).map_err(stale)
+        let left = || Ok(mode_for_writer(caller, &self.see(node)?));
+        take_bits(left, || inode.take_set_id(own), |mode| inode.set_mode(own, mode)).map_err(stale)
     }
 
     /// As [`Shared::open_for`], of a call that waits for metadata servers only where there is no descriptor yet.

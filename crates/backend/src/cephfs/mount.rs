@@ -510,6 +510,17 @@ impl Inode {
         mount.check(unsafe { (api.ll_setattr)(fs, inode, &raw mut stat, valid, perm.as_ptr()) }).map(drop)
     }
 
+    /// Sets the permissions, 0 to 0o7777.
+    pub(super) fn set_mode(&self, caller: &Caller, mode: u32) -> Result<()> {
+        self.set_stat(caller, api::SET_MODE, |stat| stat.mode = mode as u16)
+    }
+
+    /// Has the library or the metadata server take set-user-id and set-group-id in one step. Libraries that do not know
+    /// the flag do nothing, nor do others to a file that nobody may execute.
+    pub(super) fn take_set_id(&self, caller: &Caller) -> Result<()> {
+        self.set_stat(caller, api::KILL_SET_ID, |_| ())
+    }
+
     /// Sets an extended attribute, as this process.
     pub(super) fn set_attribute(&self, name: &CStr, value: &[u8]) -> Result<()> {
         let (mount, api, fs, inode) = self.at();

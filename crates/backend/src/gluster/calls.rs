@@ -7,7 +7,7 @@ use super::volume::Object;
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
 use crate::rules::{
-    check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find, mode_after, new_node, proper,
+    change_mode, check_removal, check_replacement, checked, goes_with_a_name, lacking, make_or_find, new_node, proper,
     seconds_of, space_of,
 };
 use crate::{
@@ -142,12 +142,9 @@ impl Shared {
         if owner != 0 {
             object.set_stat(caller, stat, owner).map_err(stale)?;
         }
-        let mode = mode_after(set, || self.see(node))?;
-        if let Some(mode) = mode {
-            stat.st_mode = mode & 0o7777;
-            object.set_stat(caller, stat, api::SET_MODE).map_err(stale)?;
-        }
-        if owner != 0 || mode.is_some() {
+        let set_mode = |mode| object.set_mode(caller, mode & 0o7777);
+        change_mode(caller, set, || self.see(node), || object.take_set_id(caller), set_mode).map_err(stale)?;
+        if owner != 0 || set.mode.is_some() || set.takes != 0 {
             // Who has the file open must have the rights that it gives now.
             self.nodes.close_opens(node);
         }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::volume::Descriptor;
-use super::{Files, Node, Open, Shared, api, stale};
+use super::{Files, Node, Open, Shared, stale};
 use crate::nodes::{Descriptors, Use};
-use crate::rules::{check_range, may_by_mode, mode_for_writer};
+use crate::rules::{check_range, may_by_mode, mode_for_writer, take_bits};
 use crate::{Caller, Errno, Kind, Result, SpaceChange};
 
 /// GlusterFS answers EIO to a call that meets another one's making of the same shard: these are tried again after so long.
@@ -32,11 +32,9 @@ impl Shared {
     /// Set-user-id and set-group-id go when a user changes the bytes: neither the library nor a brick sees to it. It is looked at
     /// when a file is opened, which is again after each change of its mode through this backend.
     fn take_set_id(&self, caller: &Caller, node: &Node) -> Result<()> {
-        let Some(mode) = mode_for_writer(caller, &self.see(node)?) else { return Ok(()) };
-        // SAFETY: a structure of numbers, of which zero is one.
-        let mut stat = unsafe { std::mem::MaybeUninit::<libc::stat>::zeroed().assume_init() };
-        stat.st_mode = mode;
-        node.fd.object.set_stat(self.volume.own(), stat, api::SET_MODE).map_err(stale)
+        let (object, own) = (&node.fd.object, self.volume.own());
+        let left = || Ok(mode_for_writer(caller, &self.see(node)?));
+        take_bits(left, || object.take_set_id(own), |mode| object.set_mode(own, mode)).map_err(stale)
     }
 
     fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Arc<Descriptor>, (bool, bool))> {

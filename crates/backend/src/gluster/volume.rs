@@ -414,6 +414,21 @@ impl Object {
         check(unsafe { (api.h_setattrs)(fs, object, &raw mut stat, valid) })
     }
 
+    /// Sets the permissions, 0 to 0o7777.
+    pub(super) fn set_mode(&self, caller: &Caller, mode: u32) -> Result<()> {
+        let mut stat = zeroed_stat();
+        stat.st_mode = mode;
+        self.set_stat(caller, stat, super::api::SET_MODE)
+    }
+
+    /// Has the brick take set-user-id and set-group-id in one step: a change of the owner that changes none, as chown(2) knows it, has its
+    /// kernel do so. A set-group-id without execution by the group stays.
+    pub(super) fn take_set_id(&self, caller: &Caller) -> Result<()> {
+        let mut stat = zeroed_stat();
+        (stat.st_uid, stat.st_gid) = (u32::MAX, u32::MAX);
+        self.set_stat(caller, stat, super::api::SET_UID | super::api::SET_GID)
+    }
+
     /// Whether the caller has this right (`R_OK`, `W_OK`, `X_OK`).
     pub(super) fn access(&self, caller: &Caller, right: i32) -> Result<()> {
         let (fs, object, api) = self.at(caller)?;

@@ -1,22 +1,28 @@
-//! On which data servers the bytes of a file lie, as file systems tell it in extended attributes.
+//! On which data servers the bytes of a file lie, as file systems tell it in extended attributes or by an ioctl.
 //!
-//! | File system | Attribute | What it tells |
+//! | File system | Attribute or ioctl | What it tells |
 //! |---|---|---|
 //! | Lustre | `lustre.lov` | stripe size and the OST of each stripe; of a composite file its longest component that has objects |
 //! | CephFS | `ceph.file.layout` | stripe unit, count and object size; *not* the OSDs: objects count as dealt in turn |
 //! | GlusterFS | `trusted.glusterfs.pathinfo` | the brick (of replicas the first), whose number is a hash of its name |
+//! | BeeGFS | `BEEGFS_IOC_GET_STRIPEINFO`, `…_STRIPETARGET_V2` | chunk size and the storage target, or group of mirrors, of each chunk |
 //!
-//! Others (GPFS, BeeGFS, OrangeFS, NFS) tell nothing in attributes; for these the configuration says it. The readers of
+//! Others tell nothing (GPFS, NFS), or no servers (OrangeFS: which server a datafile's handle is on is in that file system's own
+//! configuration); for these our configuration says it. The readers of
 //! attributes take any bytes: what makes no sense is no answer. Formats: `lustre_user.h` (struct lov_user_md_v1, _v3,
-//! lov_comp_md_v1), Ceph's documentation "File layouts", GlusterFS's of `pathinfo`.
+//! lov_comp_md_v1), Ceph's documentation "File layouts", GlusterFS's of `pathinfo`, `beegfs_ioctl.h`.
+
+use std::os::fd::AsRawFd;
 
 use impresario_layout::Layout;
+use rustix::fs::{Mode, OFlags};
 
 use crate::Placement;
 use crate::gluster::pathinfo;
 
-/// `LL_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `FUSE_SUPER_MAGIC`, statfs(2).
+/// `LL_SUPER_MAGIC`, `BEEGFS_MAGIC`, `CEPH_SUPER_MAGIC` and `FUSE_SUPER_MAGIC`, statfs(2).
 const LUSTRE: u64 = 0x0bd0_0bd0;
+const BEEGFS: u64 = 0x1983_0326;
 const CEPH: u64 = 0x00c3_6400;
 const FUSE: u64 = 0x6573_5546;
 
@@ -48,6 +54,16 @@ impl Source {
         let ceph = || ceph(&get("ceph.file.layout")?, self.data_servers);
         match self.kind {
             LUSTRE => lustre(&get("lustre.lov")?),
+            BEEGFS => {
+                let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+                let file = file.ok()?;
+                beegfs(&mut |question| {
+                    let (number, address) = question.ioctl();
+                    // SAFETY: `address` is that of a live structure as large as the number says, which BeeGFS fills; this is a file
+                    // of BeeGFS, and other file systems refuse the number without looking.
+                    unsafe { libc::ioctl(file.as_raw_fd(), number as _, address) == 0 }
+                })
+            }
             CEPH => ceph(),
             FUSE => get("trusted.glusterfs.pathinfo").map_or_else(ceph, |value| glusterfs(&value)),
             _ => None,
@@ -139,9 +155,119 @@ fn glusterfs(bytes: &[u8]) -> Option<Placement> {
     Some(Placement::one(pathinfo::number(&brick)))
 }
 
+/// `BeegfsIoctl_GetStripeInfo_Arg`.
+#[repr(C)]
+#[derive(Default)]
+struct StripeInfo {
+    pattern: u32,
+    chunk_bytes: u32,
+    targets: u16,
+}
+
+/// `BeegfsIoctl_GetStripeTargetV2_Arg`.
+#[repr(C)]
+struct StripeTarget {
+    /// Asked for.
+    index: u32,
+    /// The storage target, or the group of two that mirror one another.
+    target_or_group: u32,
+    primary_target: u32,
+    secondary_target: u32,
+    primary_node: u32,
+    secondary_node: u32,
+    names: [u8; 512],
+}
+
+/// What BeeGFS is asked.
+enum Question<'a> {
+    Info(&'a mut StripeInfo),
+    Target(&'a mut StripeTarget),
+}
+
+impl Question<'_> {
+    /// The number of the ioctl and what it fills.
+    fn ioctl(self) -> (u64, *mut libc::c_void) {
+        // `_IOR('f', number, structure)`.
+        let read = |number: u64, len: usize| 2 << 30 | (len as u64) << 16 | u64::from(b'f') << 8 | number;
+        match self {
+            Question::Info(info) => (read(25, size_of::<StripeInfo>()), std::ptr::from_mut(info).cast()),
+            Question::Target(target) => (read(26, size_of::<StripeTarget>()), std::ptr::from_mut(target).cast()),
+        }
+    }
+}
+
+/// Asks BeeGFS of a file; `ask` is whether it answers.
+fn beegfs(ask: &mut dyn FnMut(Question<'_>) -> bool) -> Option<Placement> {
+    /// Chunks go round the targets, or groups of two targets that mirror one another.
+    const RAID0: u32 = 1;
+    const BUDDY_MIRROR: u32 = 3;
+    let mut info = StripeInfo::default();
+    if !ask(Question::Info(&mut info)) || ![RAID0, BUDDY_MIRROR].contains(&info.pattern) {
+        return None;
+    }
+    let server = |index: u16| {
+        let mut target = StripeTarget {
+            index: index.into(),
+            target_or_group: 0,
+            primary_target: 0,
+            secondary_target: 0,
+            primary_node: 0,
+            secondary_node: 0,
+            names: [0; 512],
+        };
+        ask(Question::Target(&mut target)).then_some(target.target_or_group)
+    };
+    let servers: Option<Vec<u32>> = (0..info.targets).map(server).collect();
+    striped(info.chunk_bytes.into(), servers?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As a BeeGFS that answers so.
+    fn beegfs_with(pattern: u32, chunk_bytes: u32, targets: &[u32]) -> Option<Placement> {
+        beegfs(&mut |question| match question {
+            Question::Info(info) => {
+                *info = StripeInfo { pattern, chunk_bytes, targets: targets.len() as u16 };
+                true
+            }
+            Question::Target(target) => {
+                let told = targets.get(target.index as usize).filter(|told| **told != 0);
+                target.target_or_group = told.copied().unwrap_or(9);
+                told.is_some()
+            }
+        })
+    }
+
+    #[test]
+    fn beegfs_tells_the_targets_in_their_order() {
+        assert_eq!(servers(beegfs_with(1, 512 << 10, &[101, 203, 102])), Some((512 << 10, vec![101, 203, 102])));
+        assert_eq!(servers(beegfs_with(3, 1 << 20, &[7])), Some((1 << 20, vec![7])));
+        // No targets, no chunk, a pattern that is not known, a target of which nothing is told.
+        for (pattern, chunk_bytes, targets) in
+            [(1, 1 << 20, &[][..]), (1, 0, &[1]), (2, 1 << 20, &[1]), (1, 1 << 20, &[1, 0])]
+        {
+            assert_eq!(beegfs_with(pattern, chunk_bytes, targets), None);
+        }
+        assert_eq!(beegfs(&mut |_| false), None);
+    }
+
+    /// The numbers that the kernel's module compares with: they contain the sizes of the structures.
+    #[test]
+    fn beegfs_is_asked_by_its_numbers() {
+        let mut info = StripeInfo::default();
+        assert_eq!(Question::Info(&mut info).ioctl().0, 0x800c_6619);
+        assert_eq!(size_of::<StripeTarget>(), 6 * 4 + 2 * 256);
+        // Any other file system refuses them.
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let answers = |number: u64| {
+            let mut room = [0u8; 1024];
+            // SAFETY: the numbers name structures that are smaller than the room.
+            unsafe { libc::ioctl(file.as_raw_fd(), number as _, room.as_mut_ptr()) == 0 }
+        };
+        assert!(!answers(0x800c_6619) && !answers(0x8218_661a));
+    }
 
     /// A plain layout as `lustre_user.h` defines it.
     fn plain(magic: u32, pattern: u32, ssize: u32, osts: &[u32]) -> Vec<u8> {

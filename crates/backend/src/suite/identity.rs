@@ -3,13 +3,14 @@
 use super::{Check, Suite, refuses};
 use crate::{Caller, Handle, Make, SetAttr};
 
-pub(super) fn checks() -> [(&'static str, Check); 6] {
+pub(super) fn checks() -> [(&'static str, Check); 7] {
     [
         ("owners", files_belong_to_their_makers),
         ("rights", rights_are_the_callers),
         ("groups", groups_count),
         ("overrides", owners_go_on),
         ("set-id", users_take_set_id_with_what_they_change),
+        ("set-id beside chmod", what_the_owner_sets_while_set_id_goes_stays),
         ("threads", threads_keep_apart),
     ]
 }
@@ -163,9 +164,51 @@ fn users_take_set_id_with_what_they_change(suite: &Suite<'_>, dir: &Handle) {
     backend.set_attr(&ann, &file, &mode(0o4777)).unwrap();
     backend.write(&ann, &file, 0, b"ann", false).unwrap();
     has(0o777);
+    // Without execution by the group it is no set-group-id, and stays for who is in the group.
+    backend.set_attr(&ann, &file, &mode(0o6745)).unwrap();
+    backend.write(&ann, &file, 0, b"ann", false).unwrap();
+    has(0o2745);
+    backend.set_attr(&ann, &file, &mode(0o6766)).unwrap();
+    backend.write(&bob, &file, 0, b"bob", false).unwrap();
+    has(0o766);
+    // What takes bits takes no more, and is for the owner.
+    let takes = SetAttr { takes: 0o6001, ..SetAttr::default() };
+    backend.set_attr(&ann, &file, &mode(0o6777)).unwrap();
+    refuses(backend.set_attr(&bob, &file, &takes), libc::EPERM);
+    has(0o6777);
+    backend.set_attr(&ann, &file, &takes).unwrap();
+    has(0o776);
+    // Nobody may execute it.
+    backend.set_attr(&ann, &file, &mode(0o4666)).unwrap();
+    backend.write(&bob, &file, 0, b"bob", false).unwrap();
+    has(0o666);
     let (own, _) = backend.make(&ann, dir, b"own", Make::File, &mode(0o4755)).unwrap();
     backend.write(&ann, &own, 0, b"ann", false).unwrap();
     assert_eq!(backend.attr(&own).unwrap().mode, 0o755);
+}
+
+/// Rights that the owner has taken away would be back.
+fn what_the_owner_sets_while_set_id_goes_stays(suite: &Suite<'_>, dir: &Handle) {
+    let backend = suite.backend;
+    let (ann, bob) = (user(7001), user(7002));
+    let (file, _) = backend.make(&ann, dir, b"withdrawn", Make::File, &mode(0o777)).unwrap();
+    for round in 0..200u64 {
+        // The owner is earlier in some rounds, and later in others.
+        let pause = |n: u64| std::thread::sleep(std::time::Duration::from_micros(n % 20 * 100));
+        backend.set_attr(&ann, &file, &mode(0o6777)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pause(round * 7);
+                // The owner may have been first.
+                let _ = backend.write(&bob, &file, 0, b"bob", false);
+            });
+            scope.spawn(|| {
+                pause(round * 13);
+                backend.set_attr(&ann, &file, &mode(0o700)).unwrap();
+            });
+        });
+        assert_eq!(backend.attr(&file).unwrap().mode, 0o700, "round {round}");
+    }
 }
 
 /// Many threads that serve many users get nothing mixed up.

@@ -18,26 +18,30 @@ use impresario_base::machine::raise_file_limit;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::known;
+use super::lessons::Learner;
 use super::report::{Reports, default_socket};
-use crate::{notify_ready, stop_at, usage};
+use crate::{notify_ready, stop_at};
 
 /// Run the advice manager of a node, for the programs of all its users
 ///
 /// Programs with the preloaded library connect to it: by `impresario assist run --node`, or for all users by LD_PRELOAD
 /// in the batch system's prologue. With --watch it also observes programs without the library, through the kernel.
 /// Stays in the foreground until Ctrl-C or SIGTERM; SIGHUP reads the hints again (an invalid file changes nothing).
-/// For files without hints it follows what each program's user has learnt of their kind (`impresario assist learn`), read with that user's
-/// rights, or what was learnt for all users. Programs never wait for it: without the daemon they run as usual, and when it comes back they reconnect by
-/// themselves.
+/// For files of which the hints say nothing it does as `impresario assist run` does. It follows what each program's user has learnt of their
+/// kind (`impresario assist learn`), read with that user's rights, or what was learnt for all users, and it learns from the runs of programs of
+/// which that is not known yet ("Learn" in the hints file). Else it finds a pattern while the program reads them. Programs never wait for it:
+/// without the daemon they run as usual, and when it comes back they reconnect by themselves.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
+  impresario assist daemon
   impresario assist daemon --config hints.json
   sudo impresario assist daemon --config /etc/impresario/hints.json --socket /run/impresario/assist.sock --everyone
   sudo impresario assist daemon --config hints.json --watch")]
 pub struct Args {
-    /// The hints file
+    /// The hints file [default: no plan]
     #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    config: Option<PathBuf>,
     /// Its socket [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -45,11 +49,11 @@ pub struct Args {
     #[arg(long)]
     everyone: bool,
     /// Also observe programs without the library, through the kernel's trace of its page cache (needs root)
-    #[arg(long)]
+    #[arg(long, requires = "config")]
     watch: bool,
     /// Observe them before each access, which delays it by some microseconds (needs root, Linux 6.14, ext4, xfs or
     /// btrfs)
-    #[arg(long, conflicts_with = "watch")]
+    #[arg(long, conflicts_with = "watch", requires = "config")]
     watch_before: bool,
     /// Threads that give hints
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=256))]
@@ -58,36 +62,47 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let socket = args.socket.clone().unwrap_or_else(default_socket);
-    let (mut hints, mut paths) = super::hints(&args.config)?;
+    let (mut hints, mut paths) = match &args.config {
+        Some(config) => super::hints(config)?,
+        None => Default::default(),
+    };
     let signals = Signals::catch()?;
+    let learner = Arc::new(Learner::start()?);
     raise_file_limit(0);
     let mut first = true;
     loop {
-        let manager = start(&args, &hints, paths.clone(), &socket)?;
+        let manager = start(&args, &hints, paths.clone(), &socket, &learner)?;
         let reports = Reports::listen(&socket)?;
         let mut follower = follow(&args, &hints, &paths, &manager)?;
         if std::mem::take(&mut first) {
             tell!("The advice manager listens at {}.", socket.display());
             notify_ready();
         }
-        let new = serve(&args.config, &manager, &reports, &mut follower, &signals)?;
+        let new = serve(args.config.as_deref(), &manager, &reports, &mut follower, &signals)?;
         drop(follower);
         drop(reports);
         manager.stop().context("ending the advice manager")?;
-        let Some(new) = new else { return Ok(ExitCode::SUCCESS) };
-        super::warn(&args.config, &new.0, &new.1);
+        let Some(new) = new else {
+            learner.end();
+            return Ok(ExitCode::SUCCESS);
+        };
+        if let Some(config) = &args.config {
+            super::warn(config, &new.0, &new.1);
+        }
         tell!("The hints were read again.");
         (hints, paths) = new;
     }
 }
 
-fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path) -> Result<Handle> {
+fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path, learner: &Arc<Learner>) -> Result<Handle> {
+    let (learner, state) = (learner.clone(), known::state_folder());
     let options = Options {
         access: if args.everyone { Access::Everyone } else { Access::Owner },
         workers: args.workers,
         paths: Some(paths),
-        kinds: Some(Arc::new(super::known::of_anyone)),
-        ..Options::new(hints.clone())
+        known: Some(Arc::new(move |asked| known::of_anyone(asked, &learner, state.as_deref()))),
+        // Files of which they say nothing are followed as `run` follows them.
+        ..Options::new(hints.clone().and_online())
     };
     Manager::start(options, socket).map_err(|error| {
         let hint = match error.kind() {
@@ -95,7 +110,8 @@ fn start(args: &Args, hints: &Hints, paths: Paths, socket: &Path) -> Result<Hand
             std::io::ErrorKind::PermissionDenied => "; choose a --socket in one of your directories, or run as root",
             _ => "",
         };
-        usage(format!("no advice manager can listen: {error}{hint}"))
+        // Not a mistake for certain: the folder may come, and another manager end.
+        anyhow::anyhow!("no advice manager can listen: {error}{hint}")
     })
 }
 
@@ -200,7 +216,7 @@ impl Signals {
 
 /// Serves until there are new hints, or, with `None`, until the daemon must end.
 fn serve(
-    config: &Path,
+    config: Option<&Path>,
     manager: &Handle,
     reports: &Reports,
     follower: &mut Option<Follower>,
@@ -211,14 +227,15 @@ fn serve(
         if signals.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        if let Some(new) = Reading::turn(&mut reading, config) {
+        if let Some(new) = config.and_then(|config| Reading::turn(&mut reading, config)) {
             return Ok(Some(new));
         }
         // One that comes meanwhile has its turn when this one has ended.
         if reading.is_none() && signals.reload.swap(false, Ordering::Relaxed) {
-            match Reading::begin(config) {
-                Ok(begun) => reading = Some(begun),
-                Err(error) => tell!("impresario: the hints are unchanged: no thread can read them: {error}"),
+            match config.map(Reading::begin) {
+                Some(Ok(begun)) => reading = Some(begun),
+                Some(Err(error)) => tell!("impresario: the hints are unchanged: no thread can read them: {error}"),
+                None => tell!("impresario: there is no hints file to read; name one with --config"),
             }
         }
         reports.answer(|| manager.report());

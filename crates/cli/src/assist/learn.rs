@@ -1,7 +1,8 @@
 //! `impresario assist learn`: what a program does with kinds of files, from recorded runs.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -13,7 +14,8 @@ use impresario_assist::learn::{Learnt, Observed, SHARED, Saving, Store, observe,
 use impresario_assist::plan::Device;
 use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
-use rustix::process::{Pid, setpriority_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::setpriority_process;
 
 use super::plan::{device_named, files_used};
 use crate::{print, print_json, usage};
@@ -26,7 +28,7 @@ use crate::{print, print_json, usage};
 /// the time waited for these files hints would save that come from the others: a kind that was wrong too often, or
 /// was seen in one file only, is kept and not used. What was learnt is one file for each program in
 /// $XDG_DATA_HOME/impresario/assist (~/.local/share/impresario/assist); where that has none, run looks into
-/// /var/lib/impresario/assist.
+/// /var/lib/impresario-learnt.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist record -o monday.imt -- python3 analysis.py monday.root
@@ -42,7 +44,7 @@ pub struct Args {
     /// The program of these runs [default: each program of a run by its own name; of an interpreter, the script's]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["list", "forget"])]
     program: Option<String>,
-    /// Keep it for all users of this machine, in /var/lib/impresario/assist
+    /// Keep it for all users of this machine, in /var/lib/impresario-learnt
     #[arg(long, conflicts_with = "folder")]
     shared: bool,
     /// Keep it in another folder
@@ -68,6 +70,8 @@ const MEASURED_FOR: Duration = Duration::from_millis(500);
 const LOWEST_PRIORITY: i32 = 19;
 /// It is waited for no longer than this.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// And its start, which includes the end of all that it had open, no longer than this.
+const STARTED_WITHIN: Duration = Duration::from_secs(5);
 /// And so long the file system on which it is kept.
 const PREPARED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -198,7 +202,7 @@ const STDIN: &str = "/proc/self/fd/0";
 
 /// Has a run added to what this user knows of its programs, by a process that nobody needs to wait for: it has the lowest priority and a
 /// process group of its own, so that keys typed at the terminal do not end it, and nothing that was open here but the trace, which may
-/// be removed. Waits for it as long as `patience`.
+/// be removed. Waits for it as long as `patience`, and in any case until it has closed what it had from here.
 pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
     let store = own_store()?;
     let folder = store.folder().to_path_buf();
@@ -210,13 +214,15 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
     // Also where another release has replaced the file.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("impresario").args(["assist", "remember"]).current_dir("/").process_group(0);
-    command.stdin(File::open(trace)?).stdout(Stdio::null()).stderr(Stdio::null());
+    command.stdin(File::open(trace)?).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut learner = command.spawn().context("starting a process that learns")?;
-    // Without a number it would be this process whose priority is set.
-    if let Some(pid) = i32::try_from(learner.id()).ok().and_then(Pid::from_raw) {
-        let _ = setpriority_process(Some(pid), LOWEST_PRIORITY); // it would only be in others' way
+    let began = Instant::now();
+    // The kernel closes files that are marked so after it has let this process go on.
+    if let Some(said) = learner.stdout.take() {
+        let patience = Timespec { tv_sec: STARTED_WITHIN.as_secs().cast_signed(), tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&said, PollFlags::IN)], Some(&patience)); // the program's result counts, not this
     }
-    let end = Instant::now() + patience.min(PATIENCE_MAX);
+    let end = began + patience.min(PATIENCE_MAX);
     while learner.try_wait()?.is_none() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -224,7 +230,7 @@ pub fn hand_over(trace: &Path, patience: Duration) -> Result<()> {
 }
 
 /// Does what waits for a file system in a thread beside. `None` where it takes longer than this; the thread ends with the process.
-fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, answer) = mpsc::channel();
     let asking = move || drop(tell.send(ask()));
     std::thread::Builder::new().name("assist-learnt".into()).spawn(asking).ok()?;
@@ -244,13 +250,40 @@ fn leave_to_no_child() -> Result<()> {
     Ok(())
 }
 
-/// Adds the run whose trace is on standard input to what this user knows of its programs. Where others are long before it, or somebody
-/// has removed the folder meanwhile, it ends without.
-pub fn remember() -> Result<ExitCode> {
-    let store = own_store()?;
+/// Learn from a run whose trace is on standard input
+#[derive(clap::Args)]
+pub struct Remember {
+    /// Where a node's manager has what is learnt kept [default: the user's own]
+    #[arg(long, requires = "home")]
+    folder: Option<PathBuf>,
+    /// What must be there for that
+    #[arg(long)]
+    home: Option<PathBuf>,
+}
+
+/// Adds the run whose trace is on standard input to what its user knows of its programs. Where others are long before it, or somebody
+/// has removed the folder meanwhile, it ends without. A run that a node's manager has recorded counts where it teaches nothing, too, so
+/// that a program of which nothing can be learnt is not recorded for ever.
+pub fn remember(args: Remember) -> Result<ExitCode> {
+    // Whoever started it may go now. It was not given a low priority before: on a busy machine it would have started late.
+    let _ = std::io::stdout().write_all(b"\n").and_then(|()| std::io::stdout().flush());
+    let _ = setpriority_process(None, LOWEST_PRIORITY); // it would only be in others' way
+    let counts = args.folder.is_some();
+    let store = match args.folder {
+        None => own_store()?,
+        Some(folder) => {
+            let home = args.home.unwrap_or_default();
+            // What a program reads is its user's affair alone, whatever the umask of who serves it.
+            rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+            anyhow::ensure!(home.is_dir(), "{} is not there, so nothing is kept below it", home.display());
+            let store = Store::at(folder);
+            store.prepare()?;
+            store
+        }
+    };
     let _turn = store.turn_to_learn()?;
     for (program, observed) in observations(&Trace::load(STDIN)?, None) {
-        if let Some(program) = program.filter(|_| !observed.files.is_empty()) {
+        if let Some(program) = program.filter(|_| counts || !observed.files.is_empty()) {
             store.add(&program, observed.files)?;
         }
     }
@@ -326,6 +359,6 @@ fn left_out(observed: &Observed, path: &Path) -> String {
     }
 }
 
-fn count(n: u64, what: &str) -> String {
+pub fn count(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }

@@ -1,24 +1,20 @@
 //! `impresario assist run`: a program with hints.
 
-use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use impresario_assist::backend::FileId;
 use impresario_assist::config::{Hints, Paths};
-use impresario_assist::learn::program_of;
-use impresario_assist::manager::{Access, Handle, Manager, Options, Record, RecordedAccess, RecordedFile, Sink};
+use impresario_assist::learn::{Lesson, program_of};
+use impresario_assist::manager::{Access, Handle, Manager, Options, Record};
 use impresario_assist::record::TraceSink;
 use impresario_base::machine::raise_file_limit;
-use impresario_ring::{Op, SMALL_FILE_BYTES};
 
 use super::known;
 use super::launch::{OwnSocket, Programs, Purpose, Reach, own_socket, reach};
@@ -133,76 +129,9 @@ pub struct Guided<'a> {
     pub is_silent: bool,
 }
 
-/// Accesses of a run that is learnt from, and files that it opens; of a longer one nothing is learnt.
-const LEARNT_ACCESSES_MAX: u64 = 1 << 22;
 /// What is learnt from a program is waited for for this part of the time that it ran: processes that are left behind end with a
 /// batch job, in which programs run long.
 const LEARNING_SHARE: u32 = 200;
-
-/// Now, on the clock from which the kernel takes the times of files, in nanoseconds since 1970.
-fn file_time_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    let (s, ns) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
-    s.saturating_mul(1_000_000_000).saturating_add(ns)
-}
-
-/// A trace of what can be learnt from, which does not grow without end.
-struct Lesson {
-    trace: TraceSink,
-    left: u64,
-    /// Open files from which something can be learnt: what was changed since the run began was written by it, most likely.
-    long: HashSet<u64>,
-    /// Open files, and those that were written to: the clock of a server, by which files were changed, may lag behind ours.
-    open: HashMap<u64, FileId>,
-    written: HashSet<FileId>,
-    began_unix_ns: u64,
-    /// Whether one of them was read.
-    is_worthwhile: Arc<AtomicBool>,
-}
-
-impl Lesson {
-    /// One more line of the trace. Nothing is learnt from a part of a run.
-    fn add(&mut self, line: impl FnOnce(&mut TraceSink) -> io::Result<()>) -> io::Result<()> {
-        let added = match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                line(&mut self.trace)
-            }
-            None => Err(io::Error::other("too long a run to learn from")),
-        };
-        added.inspect_err(|_| self.is_worthwhile.store(false, Relaxed))
-    }
-}
-
-impl Sink for Lesson {
-    fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
-        let is_input = file.changed_unix_ns <= self.began_unix_ns && !self.written.contains(&file.id);
-        if file.size_bytes > SMALL_FILE_BYTES.into() && is_input {
-            self.long.insert(file.number);
-        }
-        self.open.insert(file.number, file.id);
-        self.add(|trace| trace.opened(file))
-    }
-
-    fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
-        match access.op {
-            Op::Read if !self.long.contains(&access.file) => return Ok(()),
-            Op::Read => self.is_worthwhile.store(true, Relaxed),
-            // Once is enough to know.
-            Op::Write if !self.open.get(&access.file).is_some_and(|id| self.written.insert(*id)) => return Ok(()),
-            Op::Close => {
-                self.long.remove(&access.file);
-                self.open.remove(&access.file);
-            }
-            _ => {}
-        }
-        self.add(|trace| trace.access(access))
-    }
-
-    fn finish(&mut self) -> io::Result<()> {
-        self.trace.finish().inspect_err(|_| self.is_worthwhile.store(false, Relaxed))
-    }
-}
 
 impl Guided<'_> {
     /// Runs it to its end.
@@ -213,30 +142,21 @@ impl Guided<'_> {
         environment: &[(OsString, OsString)],
     ) -> Result<ExitCode> {
         let trace = folder.path().join("learnt.imt");
-        let is_worthwhile = Arc::new(AtomicBool::new(false));
         let prepare = || {
-            let record = if self.learns {
+            let lesson = if self.learns {
                 let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
-                let sink = Lesson {
-                    trace: TraceSink::create(&trace, &command.join(" "))?,
-                    left: LEARNT_ACCESSES_MAX,
-                    long: HashSet::new(),
-                    open: HashMap::new(),
-                    written: HashSet::new(),
-                    began_unix_ns: file_time_ns(),
-                    is_worthwhile: is_worthwhile.clone(),
-                };
-                Some(Record::to_learn_from(Box::new(sink)))
+                Some(Lesson::new(TraceSink::create(&trace, &command.join(" "))?))
             } else {
                 None
             };
             let listening = Manager::listen(&folder.socket(), Access::Owner);
-            anyhow::Ok((record, listening.context("making the advice manager's socket")?))
+            anyhow::Ok((lesson, listening.context("making the advice manager's socket")?))
         };
-        let (record, listening) = match prepare() {
+        let (lesson, listening) = match prepare() {
             Ok(prepared) => prepared,
             Err(why) => return unguided(program, self.instances, self.told.is_some().then_some(&why)),
         };
+        let is_worthwhile = lesson.as_ref().map(Lesson::worth).unwrap_or_default();
         // The program loads while its manager is made.
         let began = Instant::now();
         let programs = Programs::start(program, Purpose::Advise, self.instances, listening.socket(), environment)?;
@@ -244,8 +164,8 @@ impl Guided<'_> {
         let options = Options {
             paths: self.paths,
             program: self.name.clone(),
-            kinds: Some(Arc::new(known::of_own)),
-            record,
+            known: Some(Arc::new(known::of_own)),
+            record: lesson.map(|lesson| Record::to_learn_from(Box::new(lesson))),
             ..Options::new(self.hints)
         };
         let started = listening.start(options);
@@ -311,76 +231,6 @@ fn files_named(program: &[OsString]) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_can_be_learnt_from_is_recorded_and_no_more() {
-        use impresario_trace::Trace;
-        let folder = tempfile::tempdir().unwrap();
-        let lesson = |name: &str, left| {
-            let trace = TraceSink::create(&folder.path().join(name), "program").unwrap();
-            let (long, open, written) = Default::default();
-            Lesson { trace, left, long, open, written, began_unix_ns: 5000, is_worthwhile: Arc::default() }
-        };
-        let file = |number, size_bytes| RecordedFile {
-            number,
-            path: format!("/data/{number}").into(),
-            id: FileId { dev: 1, ino: number },
-            size_bytes,
-            changed_unix_ns: 5000,
-            pid: 1,
-            uid: 0,
-            program: "program".into(),
-        };
-        let access = |file, op| RecordedAccess {
-            file,
-            pid: 1,
-            thread: 1,
-            op,
-            flags: 0,
-            offset: 0,
-            len_bytes: 4096,
-            start_ns: impresario_ring::now_ns(),
-            duration_ns: 1,
-        };
-        let (short, long) = (file(1, SMALL_FILE_BYTES.into()), file(2, u64::from(SMALL_FILE_BYTES) + 1));
-        let mut sink = lesson("a.imt", 7);
-        for file in [&short, &long] {
-            sink.opened(file).unwrap();
-        }
-        // One that was short when it was opened may be read by another name when it is long.
-        for op in [Op::Read, Op::Write] {
-            sink.access(&access(short.number, op)).unwrap();
-        }
-        assert!(!sink.is_worthwhile.load(Relaxed));
-        let made = RecordedFile { changed_unix_ns: 5001, ..file(3, long.size_bytes) };
-        sink.opened(&made).unwrap();
-        sink.access(&access(made.number, Op::Read)).unwrap();
-        assert!(!sink.is_worthwhile.load(Relaxed), "the run has written it");
-        // On a server whose clock lags.
-        let output = RecordedFile { id: short.id, ..file(4, long.size_bytes) };
-        sink.opened(&output).unwrap();
-        sink.access(&access(output.number, Op::Read)).unwrap();
-        assert!(!sink.is_worthwhile.load(Relaxed), "so it has this one");
-        sink.access(&access(long.number, Op::Read)).unwrap();
-        assert!(sink.is_worthwhile.load(Relaxed));
-        sink.access(&access(long.number, Op::Close)).unwrap();
-        sink.finish().unwrap();
-        assert_eq!(Trace::load(folder.path().join("a.imt")).unwrap().records.len(), 3);
-        let mut sink = lesson("b.imt", 2);
-        sink.opened(&long).unwrap();
-        sink.access(&access(long.number, Op::Read)).unwrap();
-        assert!(sink.access(&access(long.number, Op::Read)).is_err(), "it is too long a run");
-        assert!(!sink.is_worthwhile.load(Relaxed), "nothing is learnt from a part of it");
-        let mut sink = lesson("c.imt", 2);
-        sink.opened(&long).unwrap();
-        sink.access(&access(long.number, Op::Read)).unwrap();
-        assert!(sink.opened(&short).is_err() && !sink.is_worthwhile.load(Relaxed), "files count, too");
-        let mut sink = lesson("d.imt", 9);
-        sink.opened(&long).unwrap();
-        sink.access(&access(long.number, Op::Read)).unwrap();
-        assert!(sink.add(|_| Err(io::ErrorKind::StorageFull.into())).is_err());
-        assert!(!sink.is_worthwhile.load(Relaxed), "nor from a trace that is cut");
-    }
 
     #[test]
     fn words_that_may_name_files() {

@@ -9,9 +9,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use impresario_assist::learn::Store;
 use impresario_assist::manager::is_abandoned;
 use impresario_base::replace::{replace, replaceable};
 
+use super::learn::{count, within};
 use super::library::{self, Library};
 use super::report::answering_socket;
 use crate::front::command_file;
@@ -23,11 +25,19 @@ const PROFILES: &str = "/etc/profile.d";
 const SNIPPET: &str = "impresario-assist.sh";
 /// What ends a line of ours in a file of the user's.
 const MARK: &str = "# impresario assist on";
+/// The first line of such a file that was not there before; it ends with [`MARK`], too.
+const MADE: &[u8] = b"# This file was made by # impresario assist on\n";
+/// How the other files of ours begin. One that begins otherwise is the user's, and neither replaced nor removed.
+const SNIPPET_HEAD: &str = "# Guided I/O for the programs of a login: written by `impresario assist on`, removed by `impresario assist off`.\n";
+const UNIT_HEAD: &str = "# Written by `impresario assist on`, removed by `impresario assist off`.\n";
 /// The user's service, below the folder of settings, and the folder of those that systemd starts with the user's first login.
 const UNIT: &str = "systemd/user/impresario-assist.service";
 const WANTS: &str = "systemd/user/default.target.wants";
 /// What the user's manager follows until the user says else.
 const HINTS: &str = "{ \"Directory\": [ { \"Path\": \"/\", \"Recursive\": true, \"Online\": true } ] }\n";
+/// Programs of which `status` tells what was learnt, and how long the file system is waited for on which that is kept.
+const LEARNT_SHOWN: usize = 5;
+const LEARNT_WITHIN: Duration = Duration::from_secs(5);
 /// A program that is tried with the library is waited for so long.
 const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -50,7 +60,7 @@ pub struct On {
 
 /// Switch guided I/O off again
 ///
-/// Removes what `impresario assist on` wrote. Programs that run keep the library; new logins are as before. A hints file that was changed
+/// Removes what `impresario assist on` wrote, and nothing that was there before. Programs that run keep the library; new logins are as before. A hints file that was changed
 /// stays.
 #[derive(clap::Args)]
 pub struct Off {
@@ -60,7 +70,7 @@ pub struct Off {
 
 /// Tell whether guided I/O is on
 ///
-/// For your logins, for this shell, and whether an advice manager answers. The exit status is 0 where it is on for your logins (with
+/// For your logins, for this shell, whether an advice manager answers, and what was learnt of your programs, and when. The exit status is 0 where it is on for your logins (with
 /// --system, for everybody's), 1 where it is off.
 #[derive(clap::Args)]
 pub struct Status {
@@ -128,22 +138,24 @@ pub fn on(args: On) -> Result<ExitCode> {
     let word = suitable(&library)?;
     try_with(&word)?;
     telling(|told| {
-        written(&place.snippet, &snippet(&word, &library.file()), told)?;
+        written(&place.snippet, SNIPPET_HEAD, &snippet(&word, &library.file()), told)?;
         let Some(user) = &place.user else {
             *told += "New logins of all users have guided I/O where a manager runs: systemctl enable --now impresario-assist\n";
             return Ok(());
         };
         user.serve(told)?;
         let line = line(&place.snippet);
-        let add = |text: &[u8]| {
-            if text.split_inclusive(|byte| *byte == b'\n').any(|there| there == line) {
+        let add = |before: Option<&[u8]>| {
+            let text = before.unwrap_or_default();
+            if has_line(text, &line) {
                 return text.to_vec();
             }
+            let made = if before.is_none() || has_line(text, MADE) { MADE } else { &[] };
             let mut text = without(text);
             if text.last().is_some_and(|last| *last != b'\n') {
                 text.push(b'\n');
             }
-            [text, line.clone()].concat()
+            [made, &*text, &*line].concat()
         };
         user.profiles.iter().try_for_each(|profile| changed(profile, add, told))?;
         *told += &format!(
@@ -161,14 +173,19 @@ pub fn off(args: Off) -> Result<ExitCode> {
     telling(|told| {
         if let Some(user) = &place.user {
             let mut there = user.profiles.iter().filter(|profile| profile.exists());
-            there.try_for_each(|profile| changed(profile, without, told))?;
-            removed(&user.wanted, told)?;
-            removed(&user.unit, told)?;
+            there.try_for_each(|profile| changed(profile, |text| without(text.unwrap_or_default()), told))?;
+            if std::fs::read_link(&user.wanted).is_ok_and(|unit| unit == user.unit) {
+                gone(&user.wanted, told)?;
+            }
+            removed(&user.unit, UNIT_HEAD, told)?;
             if std::fs::read(&user.hints).is_ok_and(|text| text == HINTS.as_bytes()) {
-                removed(&user.hints, told)?;
+                removed(&user.hints, HINTS, told)?;
             }
         }
-        removed(&place.snippet, told)?;
+        removed(&place.snippet, SNIPPET_HEAD, told)?;
+        if place.user.is_none() && place.snippet.exists() {
+            anyhow::bail!("{} was not written by `impresario assist on`; remove it yourself", place.snippet.display());
+        }
         *told += match (told.is_empty(), &place.user) {
             (true, _) => "Guided I/O is off already.\n",
             (false, None) => {
@@ -194,10 +211,10 @@ impl User {
     /// Writes what runs the user's manager.
     fn serve(&self, told: &mut String) -> Result<()> {
         if !self.hints.exists() {
-            written(&self.hints, HINTS.as_bytes(), told)?;
+            written(&self.hints, HINTS, HINTS.as_bytes(), told)?;
         }
         let own = command_file().context("finding this program's own file")?;
-        written(&self.unit, &unit(&own, &self.hints), told)?;
+        written(&self.unit, UNIT_HEAD, &unit(&own, &self.hints), told)?;
         if self.wanted.symlink_metadata().is_err() {
             let made = make_folder_of(&self.wanted).and_then(|()| std::os::unix::fs::symlink(&self.unit, &self.wanted));
             made.with_context(|| format!("making {}", self.wanted.display()))?;
@@ -233,8 +250,40 @@ pub fn status(args: Status) -> Result<ExitCode> {
         true => format!("The advice manager listens at {}.\n", socket.display()),
         false => format!("No advice manager listens at {}: programs run as usual.\n", socket.display()),
     };
+    told += &learnt();
     print(told)?;
     Ok(if is_on { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What was learnt last of this user's programs, and when.
+fn learnt() -> String {
+    let Some(store) = Store::of_user(|name| std::env::var_os(name)) else { return String::new() };
+    let folder = store.folder().to_path_buf();
+    let Some(all) = within(LEARNT_WITHIN, move || store.newest(LEARNT_SHOWN)) else {
+        return format!("What was learnt is not known: the file system of {} does not answer.\n", folder.display());
+    };
+    let (newest, programs) = all;
+    if programs == 0 {
+        return "Nothing was learnt of your programs yet.\n".into();
+    }
+    let mut told = format!("Learnt of {}, last of:\n", count(programs as u64, "program"));
+    for (learnt, ago) in newest {
+        let used = learnt.kinds.iter().filter(|kind| kind.is_used()).count();
+        let (kinds, runs) = (count(learnt.kinds.len() as u64, "kind"), count(learnt.runs, "run"));
+        told += &format!("  {}, {}: {runs}, hints for {used} of {kinds} of files\n", learnt.program, since(ago));
+    }
+    told + "`impresario assist learn --list` tells what.\n"
+}
+
+/// How long ago something was, for people.
+fn since(ago: Duration) -> String {
+    let seconds = ago.as_secs();
+    match seconds {
+        0..60 => "just now".into(),
+        60..3600 => format!("{} ago", count(seconds / 60, "minute")),
+        3600..86_400 => format!("{} ago", count(seconds / 3600, "hour")),
+        _ => format!("{} ago", count(seconds / 86_400, "day")),
+    }
 }
 
 /// The word for `LD_PRELOAD`, if programs of every kind start with it as without.
@@ -285,9 +334,7 @@ const LIBRARY_LINE: &str = "# The library: ";
 
 /// For shells at a login: POSIX, quiet, and of no effect where anything is missing, also where errors or unset variables end a shell.
 fn snippet(word: &OsStr, file: &Path) -> Vec<u8> {
-    let head = "# Guided I/O for the programs of a login: written by `impresario assist on`, removed by `impresario assist off`.
-# With IMPRESARIO_ASSIST=off, or without the library, nothing is set.
-";
+    let head = "# With IMPRESARIO_ASSIST=off, or without the library, nothing is set.\n";
     let (file_word, word) = (quoted(file.as_os_str()), quoted(word));
     let library = [LIBRARY_LINE.as_bytes(), file.as_os_str().as_bytes(), b"\n"].concat();
     let test = [b"if [ \"${IMPRESARIO_ASSIST-}\" != off ] && [ -r ", &*file_word, b" ]; then\n"].concat();
@@ -305,7 +352,7 @@ fn snippet(word: &OsStr, file: &Path) -> Vec<u8> {
 \tfi
 fi
 ";
-    [head.as_bytes(), &library, &test, &set.concat(), socket.as_bytes()].concat()
+    [SNIPPET_HEAD.as_bytes(), head.as_bytes(), &library, &test, &set.concat(), socket.as_bytes()].concat()
 }
 
 /// The line in a profile that reads the file for shells.
@@ -314,7 +361,11 @@ fn line(snippet: &Path) -> Vec<u8> {
     [b"[ ! -r ", &*path, b" ] || . ", &*path, b" ", MARK.as_bytes(), b"\n"].concat()
 }
 
-/// A profile without our line.
+fn has_line(text: &[u8], line: &[u8]) -> bool {
+    text.split_inclusive(|byte| *byte == b'\n').any(|there| there == line)
+}
+
+/// A profile without our lines.
 fn without(text: &[u8]) -> Vec<u8> {
     let is_ours = |line: &&[u8]| line.trim_ascii_end().ends_with(MARK.as_bytes());
     text.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_ours(line)).collect::<Vec<_>>().concat()
@@ -332,8 +383,7 @@ fn unit(own: &Path, hints: &Path) -> Vec<u8> {
     let word = |path: &Path| path.display().to_string().replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     let (own, hints) = (word(own), word(hints));
     format!(
-        "# Written by `impresario assist on`, removed by `impresario assist off`.
-[Unit]
+        "{UNIT_HEAD}[Unit]
 Description=Impresario advice manager (guided I/O)
 Documentation=man:impresario-assist(1)
 
@@ -343,6 +393,7 @@ ExecStart=\"{own}\" assist daemon --config \"{hints}\"
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=1
+RestartPreventExitStatus=2
 
 [Install]
 WantedBy=default.target
@@ -355,11 +406,20 @@ fn make_folder_of(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Writes a file of ours, unless it is as it should be.
-fn written(path: &Path, text: &[u8], told: &mut String) -> Result<()> {
+/// Whether a file was written by [`written`], by how it begins. A link was not.
+fn is_ours(path: &Path, head: &str) -> bool {
+    path.symlink_metadata().is_ok_and(|there| there.is_file())
+        && std::fs::read(path).is_ok_and(|text| text.starts_with(head.as_bytes()))
+}
+
+/// Writes a file of ours, which begins with `head`, unless it is as it should be.
+fn written(path: &Path, head: &str, text: &[u8], told: &mut String) -> Result<()> {
     if std::fs::read(path).is_ok_and(|there| there == text) {
         *told += &format!("{} is as it should be.\n", path.display());
         return Ok(());
+    }
+    if path.symlink_metadata().is_ok() && !is_ours(path, head) {
+        anyhow::bail!("{} is there and was not written by `impresario assist on`; move it away", path.display());
     }
     let write = || {
         make_folder_of(path)?;
@@ -372,19 +432,25 @@ fn written(path: &Path, text: &[u8], told: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// Changes a file of the user's, which need not be there; one of which nothing is left goes.
-fn changed(path: &Path, change: impl Fn(&[u8]) -> Vec<u8>, told: &mut String) -> Result<()> {
+/// Changes a file of the user's, which need not be there. One that was not there before, and of which nothing is left, goes; a link
+/// stays, as does an empty file that the user has made.
+fn changed(path: &Path, change: impl Fn(Option<&[u8]>) -> Vec<u8>, told: &mut String) -> Result<()> {
     let change = || -> io::Result<Option<bool>> {
         let place = replaceable(path)?;
+        let is_link = path.symlink_metadata().is_ok_and(|there| there.is_symlink());
         let (before, mode) = match std::fs::read(&place) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), 0o644),
-            read => (read?, place.metadata()?.permissions().mode() & 0o777),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_link => {
+                return Err(io::Error::other("it is a link that leads to no file; make that file, or remove the link"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (None, 0o644),
+            read => (Some(read?), place.metadata()?.permissions().mode() & 0o777),
         };
-        let after = change(&before);
+        let after = change(before.as_deref());
+        let before = before.unwrap_or_default();
         if after == before {
             return Ok(None);
         }
-        if after.is_empty() {
+        if after.is_empty() && !is_link && has_line(&before, MADE) {
             std::fs::remove_file(path)?;
         } else {
             replace(&place, mode, &after)?;
@@ -399,11 +465,27 @@ fn changed(path: &Path, change: impl Fn(&[u8]) -> Vec<u8>, told: &mut String) ->
     Ok(())
 }
 
-fn removed(path: &Path, told: &mut String) -> Result<()> {
+/// Removes a file of ours, if it is there.
+fn removed(path: &Path, head: &str, told: &mut String) -> Result<()> {
+    if is_ours(path, head) { gone(path, told) } else { Ok(()) }
+}
+
+fn gone(path: &Path, told: &mut String) -> Result<()> {
     match std::fs::remove_file(path) {
         Ok(()) => *told += &format!("Removed {}.\n", path.display()),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("removing {}", path.display())),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_for_people() {
+        let told = [0, 59, 60, 150, 7200, 86_400 * 3].map(|s| since(Duration::from_secs(s)));
+        assert_eq!(told, ["just now", "just now", "1 minute ago", "2 minutes ago", "2 hours ago", "3 days ago"]);
+    }
 }

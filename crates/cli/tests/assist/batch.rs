@@ -54,6 +54,9 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
     forget(&data);
     let mut task = Command::new(&words[0]);
     task.args(&words[1..]).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
+    let share = folder.at("share");
+    std::fs::create_dir(&share).unwrap();
+    task.env("XDG_DATA_HOME", &share);
     for line in told.out.lines() {
         let (name, value) = line.strip_prefix("export ").and_then(|set| set.split_once('=')).unwrap();
         task.env(name, value);
@@ -73,6 +76,7 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
         (of(&report, &data).reads > 0).then_some(())
     };
     eventually("the report is kept", kept);
+    until("the task is learnt from", || share.join("impresario/assist/strided.json").exists());
     let pid: i32 = std::fs::read_to_string(place.join("pid")).unwrap().trim().parse().unwrap();
     let ended = run_command(&mut script("epilog.sh"));
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));

@@ -462,19 +462,25 @@ fn a_folder_that_hangs_stops_no_search_for_the_others() {
     // Dropped first: what waits for it then ends.
     let mount = HungMount::new(&hung, Duration::ZERO);
     daemon = Daemon::start(&folder, &hints, &[how]);
-    assert!(daemon.process.log().contains("Watching 101 files"), "{}", daemon.process.log());
+    // The kernel tells of no access to a file in user space before it is made.
+    let is_watched = how == "--watch";
+    let files = if is_watched { "Watching 101 files" } else { "Watching 1 files" };
+    assert!(daemon.process.log().contains(files), "{}", daemon.process.log());
     let has_open = |path: &std::path::Path| {
         let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.process.pid())).unwrap().flatten();
         open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|open| open.starts_with(path))
     };
-    assert!(has_open(&local.join("first")) && has_open(&hung));
+    assert!(has_open(&local.join("first")) && (has_open(&hung) || !is_watched));
     mount.hang_names();
     // Each is found by another search.
     for new in ["second", "third", "fourth", "fifth", "sixth"] {
         std::fs::write(local.join(new), new).unwrap();
         until("a new file is watched", || has_open(&local.join(new)));
     }
-    assert!(has_open(&local.join("first")) && has_open(&hung), "what was watched is watched as before");
+    assert!(
+        has_open(&local.join("first")) && (has_open(&hung) || !is_watched),
+        "what was watched is watched as before"
+    );
     assert!(mount.waiting(Asked::Lookup) > 0, "the search waits in the mount");
     let stuck = threads_named(daemon.process.pid(), "assist-search");
     std::fs::remove_file(local.join("first")).unwrap();

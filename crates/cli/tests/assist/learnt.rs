@@ -9,7 +9,7 @@ use std::process::Command;
 use impresario_assist::report::{FileReport, Report};
 use impresario_testing::until;
 
-use crate::support::{Ran, run_command};
+use crate::support::{Process, Ran, run_command};
 use crate::tools::{Daemon, Folder, Nobody, WAIT_MS, assist, forget, of, plain, try_compile};
 
 const MIB: u64 = 1 << 20;
@@ -263,6 +263,150 @@ fn the_node_s_manager_uses_what_a_program_s_user_has_learnt() {
         number += 1;
         let file = run(&tables.table(&new(number), 30 * MIB));
         file.entry.starts_with("learnt of *.tbl") && file.hits * 10 >= file.reads * 9 && !file.strayed
+    });
+    daemon.end();
+}
+
+/// Runs `table` on a new file under a manager of the node, and waits until that has let it go.
+#[track_caller]
+fn run_served(tables: &Tables, daemon: &Daemon, command: &mut Command, file: &Path) -> FileReport {
+    let ran = run_command(command);
+    assert_eq!((ran.code, ran.out), (0, plain(&tables.words(file, &[]))), "{}", ran.err);
+    let path = |report: &Report| report.files.iter().find(|f| Path::new(&f.path) == file).cloned();
+    let report = daemon.until("it is let go", |r| r.programs == 0 && path(r).is_some_and(|f| f.reads > 0));
+    path(&report).unwrap()
+}
+
+/// Has a program run on new files until a manager of the node has recorded it. On a busy machine that may not have looked at the first one
+/// before it ends, and nothing is learnt from what was not known from its beginning.
+#[track_caller]
+fn until_recorded(daemon: &Daemon, mut run: impl FnMut(u32)) {
+    let (before, mut number) = (daemon.report().lessons.taken, 0);
+    until("a run is recorded", || {
+        number += 1;
+        run(number);
+        daemon.report().lessons.taken > before
+    });
+}
+
+/// Nobody records anything or says that runs are to be learnt from: the third new file of a kind has the hints of the first two.
+#[test]
+fn the_node_s_manager_learns_by_itself() {
+    let tables = Tables::new();
+    std::fs::create_dir(tables.folder.at("share")).unwrap();
+    // Its hints name no file.
+    let daemon = Daemon::start(&tables.folder, &tables.never_down(), &[]);
+    let run = |file: &Path| {
+        let mut command = daemon.run_told(&tables.words(file, &[]));
+        run_served(&tables, &daemon, command.env("XDG_DATA_HOME", tables.folder.at("share")), file)
+    };
+    until_recorded(&daemon, |n| {
+        assert_eq!(run(&tables.table(&format!("a{n}.tbl"), 12 * MIB + 100)).entry, "Directory[0]");
+    });
+    tables.known_of("1 recorded run");
+    until_recorded(&daemon, |n| drop(run(&tables.table(&format!("b{n}.tbl"), 20 * MIB))));
+    let list = tables.known_of("2 recorded runs");
+    assert!(list.out.contains("  *.tbl: ") && !list.out.contains("not used"), "{}", list.out);
+    let mut number = 0;
+    until("what was learnt is used", || {
+        number += 1;
+        let file = run(&tables.table(&format!("new{number}.tbl"), 30 * MIB));
+        file.entry.starts_with("learnt of *.tbl") && file.hits * 10 >= file.reads * 9 && !file.strayed
+    });
+    // What is known and right is not learnt anew.
+    let taken = daemon.report().lessons.taken;
+    run(&tables.table("last.tbl", 25 * MIB));
+    assert_eq!(daemon.report().lessons.taken, taken);
+    let told = run_command(&mut tables.command(&["status"])).out;
+    assert!(told.contains("Learnt of 1 program, last of:\n  table, just now: "), "{told}");
+    assert!(told.contains("hints for 1 of 1 kind of files\n"), "{told}");
+    daemon.end();
+}
+
+#[test]
+fn the_node_s_manager_learns_nothing_where_that_is_switched_off() {
+    let tables = Tables::new();
+    let share = tables.folder.at("share");
+    std::fs::create_dir(&share).unwrap();
+    let entry = r#""Directory": [{ "Path": "/", "Recursive": true, "Online": true }]"#;
+    let off = tables.folder.write("off.json", format!(r#"{{ {entry}, "Learn": {{ "Enabled": false }} }}"#));
+    let daemon = Daemon::start(&tables.folder, &off, &[]);
+    let file = tables.table("a.tbl", 12 * MIB + 100);
+    let mut command = daemon.run_told(&tables.words(&file, &[]));
+    run_served(&tables, &daemon, command.env("XDG_DATA_HOME", &share), &file);
+    assert_eq!(daemon.report().lessons.taken, 0);
+    daemon.end();
+    assert_eq!(std::fs::read_dir(&share).unwrap().count(), 0);
+}
+
+/// A daemon of root's has what it records of a user's programs kept by that user: no other one reads it, and where the user may not write
+/// nothing is.
+#[test]
+fn a_run_is_learnt_from_with_its_user_s_rights() {
+    let tables = Tables::new();
+    let Some(nobody) = Nobody::new(&tables.folder) else { return };
+    let daemon = Daemon::start(&tables.folder, &tables.online(), &["--everyone"]);
+    let run = |program: &Path, name: &str, share: &Path| {
+        until_recorded(&daemon, |n| {
+            let file = tables.table(&format!("{name}{n}.tbl"), 12 * MIB + 100);
+            let mut command = nobody.command(["run", "--node", "--"]);
+            command.arg(program).arg(&file).env("IMPRESARIO_ASSIST_SOCKET", &daemon.socket);
+            command.env("XDG_DATA_HOME", share).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS).current_dir("/");
+            run_served(&tables, &daemon, &mut command, &file);
+        });
+    };
+    let [closed, own] = ["closed", "own"].map(|name| tables.folder.at(name));
+    [&closed, &own].into_iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+    // What is known of a program counts for some time, with the place, so that this one has another name.
+    let other = tables.folder.at("other");
+    std::fs::copy(&tables.program, &other).unwrap();
+    run(&other, "a", &closed);
+    run(&tables.program, "b", &own);
+    until("the run is learnt from", || own.join("impresario/assist/table.json").exists());
+    assert_eq!(daemon.report().lessons.taken, 2);
+    let kept = own.join("impresario/assist/table.json").metadata().unwrap();
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!((kept.uid(), kept.gid(), kept.mode() & 0o077), (65534, 65534, 0));
+    assert_eq!(std::fs::read_dir(&closed).unwrap().count(), 0);
+    daemon.end();
+    // Nor is a home made that is not there.
+    let missing = tables.folder.at("missing");
+    let ran = run_command(assist(["remember", "--folder"]).arg(missing.join("x")).arg("--home").arg(&missing));
+    assert!(ran.code != 0 && ran.err.contains("is not there") && !missing.exists(), "{ran:?}");
+}
+
+/// A daemon without rights, as the unit has it, keeps what it learns of users' programs in a folder of its own.
+#[test]
+fn a_daemon_without_rights_learns_for_each_user() {
+    let tables = Tables::new();
+    let Some(nobody) = Nobody::new(&tables.folder) else { return };
+    let state = tables.folder.at("state");
+    std::fs::create_dir(&state).unwrap();
+    std::os::unix::fs::chown(&state, Some(65534), Some(65534)).unwrap();
+    let socket = state.join("s");
+    let mut command = nobody.command(["daemon", "--everyone", "--config"]);
+    command.arg(tables.online()).arg("--socket").arg(&socket).env("STATE_DIRECTORY", &state).current_dir("/");
+    let process = Process::start_command(&mut command, &tables.folder.at("daemon.log"));
+    until("the daemon listens", || process.log().contains("listens at"));
+    let daemon = Daemon { process, socket };
+    for (name, size) in [("a", 12 * MIB + 100), ("b", 20 * MIB)] {
+        until_recorded(&daemon, |n| {
+            let file = tables.table(&format!("{name}{n}.tbl"), size);
+            run_served(&tables, &daemon, &mut daemon.run_told(&tables.words(&file, &[])), &file);
+        });
+    }
+    let kept = state.join("learnt/0");
+    until("both runs are learnt from", || {
+        let list = run_command(assist(["learn", "--list", "--folder"]).arg(&kept));
+        list.out.starts_with("table, 2 recorded runs:\n")
+    });
+    let mut number = 0;
+    until("what was learnt is used", || {
+        number += 1;
+        let file = tables.table(&format!("new{number}.tbl"), 30 * MIB);
+        let served = run_served(&tables, &daemon, &mut daemon.run_told(&tables.words(&file, &[])), &file);
+        served.entry.starts_with("learnt of *.tbl")
     });
     daemon.end();
 }

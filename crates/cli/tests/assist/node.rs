@@ -56,7 +56,7 @@ fn programs_are_served_and_reported() {
     // A second one leaves the socket alone, and the first continues.
     let mut second = assist(["daemon", "--config"]);
     let second = run_command(second.arg(folder.at("hints.json")).arg("--socket").arg(&daemon.socket));
-    assert_eq!((second.code, second.err.lines().count()), (2, 1), "{}", second.err);
+    assert_eq!((second.code, second.err.lines().count()), (1, 1), "{}", second.err);
     let remedy = "another manager listens there; stop it or name another path";
     assert!(second.err.contains(remedy), "{}", second.err);
     assert!(run_command(&mut daemon.run(&read)).out == alone);
@@ -69,6 +69,49 @@ fn programs_are_served_and_reported() {
     let mut without = assist(["run", "--node", "--"]);
     let ran = run_command(without.args(&read).env("IMPRESARIO_ASSIST_SOCKET", &socket));
     assert!(ran.code == 2 && ran.err.contains("assist daemon") && ran.out.is_empty(), "{ran:?}");
+}
+
+/// Nothing needs to be written: files are followed as by `run` without a plan.
+#[test]
+fn it_needs_no_hints_file() {
+    let folder = Folder::new();
+    let (program, data, socket) = (folder.strided(), folder.data("data"), folder.at("s"));
+    let mut command = assist(["daemon", "--socket"]);
+    let process = Process::start_command(command.arg(&socket), &folder.at("daemon.log"));
+    until("the daemon listens", || process.log().contains("listens at"));
+    let daemon = Daemon { process, socket };
+    let read = reading(&program, &data, 0);
+    assert_eq!(run_command(&mut daemon.run_told(&read)).out, plain(&read));
+    let report = daemon.until("it is followed", |r| r.files.iter().any(|f| f.reads == COUNT));
+    assert_eq!(of(&report, &data).entry, "Directory[0]");
+    daemon.process.signal(Signal::HUP);
+    until("it says so", || daemon.process.log().contains("there is no hints file to read"));
+    daemon.end();
+    let watch = run_command(&mut assist(["daemon", "--watch"]));
+    assert!(watch.code == 2 && watch.err.contains("--config"), "{watch:?}");
+}
+
+/// A plan for some files leaves the others to be followed, as with `run`, and their entry may leave them alone.
+#[test]
+fn files_of_which_hints_say_nothing_are_followed() {
+    let folder = Folder::new();
+    let (program, planned, other) = (folder.strided(), folder.data("planned"), folder.data("other"));
+    std::fs::create_dir(folder.at("left")).unwrap();
+    let left = folder.data("left/alone");
+    let hints = serde_json::json!({
+        "File": [{ "Path": planned, "WillNeed": [{}] }],
+        "Directory": [{ "Path": folder.at("left"), "Recursive": true }],
+    });
+    let daemon = Daemon::start(&folder, &folder.write("hints.json", hints.to_string()), &[]);
+    for file in [&planned, &other, &left] {
+        let read = reading(&program, file, 0);
+        assert_eq!(run_command(&mut daemon.run_told(&read)).out, plain(&read));
+    }
+    let report = daemon.until("all are known", |r| r.files.iter().filter(|f| f.reads == COUNT).count() == 3);
+    let entries = [&planned, &other, &left].map(|file| of(&report, file).entry.as_str());
+    assert_eq!(entries, ["File[0]", "Directory[1]", "Directory[0]"]);
+    assert_eq!(of(&report, &left).hints, 0);
+    daemon.end();
 }
 
 /// How often the threads of a process have begun to run, all in all.
@@ -195,7 +238,7 @@ fn a_program_that_is_killed_is_let_go() {
     let mut read = reading(&program, &data, 1000);
     read.push(folder.at("never").to_str().unwrap().into());
     let mut command = Command::new(&read[0]);
-    command.args(&read[1..]).env("LD_PRELOAD", crate::tools::library());
+    command.args(&read[1..]).env("LD_PRELOAD", crate::tools::library()).env("XDG_DATA_HOME", "/nowhere");
     let mut victim =
         Process::start_command(command.env("IMPRESARIO_ASSIST_SOCKET", &daemon.socket), &folder.at("victim.log"));
     daemon.until("it reads", |r| r.programs == 1 && r.files.iter().any(|f| f.reads > 0));

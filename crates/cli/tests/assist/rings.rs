@@ -21,7 +21,7 @@ fn recorded(how: &str, more: &[&str]) {
         return;
     }
     let folder = Folder::new();
-    let data = folder.data("data");
+    let data = folder.cached("data");
     let (size, bytes) = (COUNT * STRIDE, COUNT * PIECE);
     let mut words = vec!["fio".to_string(), "--name=r".into(), format!("--filename={}", data.display())];
     words.extend([

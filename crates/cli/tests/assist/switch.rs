@@ -129,6 +129,74 @@ fn what_the_user_has_written_stays() {
     assert_eq!(std::fs::read_to_string(&hints).unwrap(), "{}");
 }
 
+/// An empty profile that was there, or a link to one, is not ours to remove.
+#[test]
+fn profiles_that_were_empty_stay() {
+    let home = Home::new();
+    let dotfile = home.folder.at("dotfile");
+    std::fs::write(&dotfile, "").unwrap();
+    std::os::unix::fs::symlink(&dotfile, home.at(".profile")).unwrap();
+    std::fs::write(home.at(".bash_profile"), "").unwrap();
+    let before = home.contents();
+    for _ in 0..2 {
+        assert_eq!(home.switch(&["on"]).code, 0);
+        assert_ne!(std::fs::read(&dotfile).unwrap(), b"");
+        assert_eq!(home.switch(&["off"]).code, 0);
+        assert_eq!(home.contents(), before);
+        assert!(home.at(".profile").symlink_metadata().unwrap().is_symlink());
+    }
+    // One that was made goes, unless something was added to it since.
+    std::fs::remove_file(home.at(".profile")).unwrap();
+    for added in ["", "X=1\n"] {
+        assert_eq!(home.switch(&["on"]).code, 0);
+        let made = std::fs::read_to_string(home.at(".profile")).unwrap();
+        std::fs::write(home.at(".profile"), made + added).unwrap();
+        assert_eq!(home.switch(&["off"]).code, 0);
+        assert_eq!(std::fs::read_to_string(home.at(".profile")).unwrap_or_default(), added);
+        assert_eq!(home.at(".profile").exists(), !added.is_empty());
+    }
+    // A link that leads nowhere is not replaced.
+    std::fs::remove_file(home.at(".profile")).unwrap();
+    std::os::unix::fs::symlink("nowhere", home.at(".profile")).unwrap();
+    let ran = home.switch(&["on"]);
+    assert!(ran.code == 1 && ran.err.contains(".profile") && ran.err.contains("remove the link"), "{ran:?}");
+    assert!(home.at(".profile").symlink_metadata().unwrap().is_symlink());
+}
+
+/// Files under the names of ours that `on` has not written are neither replaced nor removed.
+#[test]
+fn what_has_the_names_of_our_files_stays() {
+    let home = Home::new();
+    let unit = home.at(".config/systemd/user/impresario-assist.service");
+    let wanted = home.at(".config/systemd/user/default.target.wants/impresario-assist.service");
+    std::fs::create_dir_all(wanted.parent().unwrap()).unwrap();
+    std::fs::write(&unit, "[Service]\n").unwrap();
+    std::fs::write(home.at("other.service"), "[Service]\n").unwrap();
+    std::os::unix::fs::symlink(home.at("other.service"), &wanted).unwrap();
+    let before = home.contents();
+    let ran = home.switch(&["on"]);
+    assert!(ran.code == 1 && ran.err.contains("impresario-assist.service is there and was not written"), "{ran:?}");
+    assert_eq!(home.switch(&["off"]).code, 0);
+    assert_eq!(home.contents(), before);
+
+    let profiles = home.folder.at("profile.d");
+    let snippet = profiles.join("impresario-assist.sh");
+    std::fs::create_dir(&profiles).unwrap();
+    let system = |what: &str| home.switch(&[what, "--system", "--profiles", profiles.to_str().unwrap()]);
+    std::fs::write(home.at("own.sh"), "").unwrap();
+    let make: [&dyn Fn(); 2] = [&|| std::fs::write(&snippet, "").unwrap(), &|| {
+        std::os::unix::fs::symlink(home.at("own.sh"), &snippet).unwrap()
+    }];
+    for make in make {
+        make();
+        let (on, off) = (system("on"), system("off"));
+        assert!(on.code == 1 && on.err.contains("move it away"), "{on:?}");
+        assert!(off.code == 1 && off.err.contains("remove it yourself"), "{off:?}");
+        assert_eq!(std::fs::read(&snippet).unwrap(), b"");
+        std::fs::remove_file(&snippet).unwrap();
+    }
+}
+
 #[test]
 fn an_administrator_switches_it_on_for_all() {
     let home = Home::new();

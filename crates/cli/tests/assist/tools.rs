@@ -70,6 +70,13 @@ impl Folder {
 
     /// A file that `strided` reads, not in memory; its contents follow from the name.
     pub fn data(&self, name: &str) -> PathBuf {
+        let path = self.cached(name);
+        forget(&path);
+        path
+    }
+
+    /// The same in memory, for tests that need not wait for a busy disk.
+    pub fn cached(&self, name: &str) -> PathBuf {
         let mut state =
             name.bytes().fold(0x9e37_79b9_7f4a_7c15_u64, |s, b| (s ^ u64::from(b)).wrapping_mul(0x100_0193));
         let words = (0..COUNT * STRIDE / 8).flat_map(|_| {
@@ -78,9 +85,7 @@ impl Folder {
             state ^= state << 17;
             state.to_le_bytes()
         });
-        let path = self.write(name, words.collect::<Vec<u8>>());
-        forget(&path);
-        path
+        self.write(name, words.collect::<Vec<u8>>())
     }
 
     /// Hints that bring in all of these files, 1 MiB at a time.

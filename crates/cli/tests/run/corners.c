@@ -10,6 +10,7 @@
 #include <glob.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +73,16 @@ static void attributes(const char *path)
 static int visible(const struct dirent *entry)
 {
 	return entry->d_name[0] != '.';
+}
+
+static void *with_own_numbers(void *number)
+{
+	char byte = 1;
+	int fd = *(int *)number;
+	SHOW(unshare(CLONE_FILES));
+	close(fd);
+	SHOW(open("/dev/zero", O_RDONLY) == fd && pread(fd, &byte, 1, 0) == 1 && byte == 0);
+	return NULL;
 }
 
 static void *writer(void *number)
@@ -547,6 +558,42 @@ int main(int argc, char **argv)
 	SHOW(fallocate(other, 0, 0, 1));
 	SHOW(posix_fallocate(other, 0, 1));
 	close(other);
+
+	/* A child of vfork has descriptors of its own and the memory of its parent; so has a thread that parts with the others. */
+	fflush(stdout);
+	pid_t child = vfork();
+	if (child == 0) {
+		close(fd);
+		int zero = open("/dev/zero", O_RDONLY);
+		_exit(zero == fd && pread(zero, bytes, 4, 0) == 4 && bytes[0] == 0 ? 7 : 8);
+	}
+	int parted_status = 0;
+	SHOW(waitpid(child, &parted_status, 0) == child && WEXITSTATUS(parted_status) == 7);
+	SHOW(pread(fd, bytes, 4, 0));
+	pthread_t parted;
+	pthread_create(&parted, NULL, with_own_numbers, &fd);
+	pthread_join(parted, NULL);
+	SHOW(pread(fd, bytes, 4, 0));
+	memset(bytes, 'x', sizeof bytes);
+
+	/* Advice. */
+	int advised[] = { fd, open("space", O_WRONLY), open("space", O_PATH), open(".", O_RDONLY) };
+	for (int i = 0; i < 4; i++) {
+		errno = 0;
+		SHOW(posix_fadvise(advised[i], 0, 0, POSIX_FADV_WILLNEED));
+		SHOW(posix_fadvise(advised[i], -1, 10, POSIX_FADV_WILLNEED));
+		SHOW(posix_fadvise(advised[i], 0, -1, POSIX_FADV_WILLNEED));
+		SHOW(posix_fadvise(advised[i], 0, 0, POSIX_FADV_DONTNEED));
+		SHOW(posix_fadvise(advised[i], 0, 0, 77));
+		SHOW(errno);
+		SHOW(readahead(advised[i], 0, 10));
+		SHOW(readahead(advised[i], -1, 10));
+		SHOW(readahead(advised[i], 0, 0));
+		SHOW(readahead(advised[i], 0, -1));
+		SHOW(readahead(advised[i], 1LL << 40, 1));
+		if (i)
+			close(advised[i]);
+	}
 	close(fd);
 	other = open(".", O_RDONLY);
 	SHOW(fallocate(other, 0, 0, 1));

@@ -31,6 +31,15 @@ impl State {
         let (loss, is_due) = *self.losses.get(&file)?;
         (!is_due).then_some(Answer::AfterLoss { written, loss, errno: 0 })
     }
+
+    fn write(&mut self, file: FileKey, offset: u64, bytes: &[u8]) {
+        let (from, to) = (offset as usize, offset as usize + bytes.len());
+        let object = self.objects.entry(file).or_default();
+        object.resize(object.len().max(to), 0);
+        if let Some(place) = object.get_mut(from..to) {
+            place.copy_from_slice(bytes);
+        }
+    }
 }
 
 impl FakeObjects {
@@ -88,15 +97,36 @@ impl FakeObjects {
                 let to = (from + *len as usize).min(object.len());
                 return (Answer::Data, object.get(from..to).unwrap_or(&[]).to_vec());
             }
-            Call::Write { .. } | Call::WriteMerged { .. } if state.refuses != 0 => {
+            // Up to the first byte that is not there.
+            Call::ReadList { file, extents, .. } => {
+                let object = state.objects.get(file).map_or(&[][..], |object| object.as_slice());
+                let mut bytes = Vec::new();
+                for (offset, len) in extents.iter() {
+                    let (from, to) = (offset as usize, offset as usize + len as usize);
+                    bytes.extend_from_slice(object.get(from..to.min(object.len())).unwrap_or(&[]));
+                    if to > object.len() {
+                        break;
+                    }
+                }
+                return (Answer::Data, bytes);
+            }
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::WriteList { .. } if state.refuses != 0 => {
                 refuse(state.refuses, "it was told to")
             }
             Call::Write { file, lane_offset, .. } | Call::WriteMerged { file, lane_offset, .. } => {
-                let (from, to) = (*lane_offset as usize, *lane_offset as usize + payload.len());
-                let object = state.objects.entry(*file).or_default();
-                object.resize(object.len().max(to), 0);
-                if let Some(place) = object.get_mut(from..to) {
-                    place.copy_from_slice(payload);
+                state.write(*file, *lane_offset, payload);
+                let written = payload.len() as u32;
+                state.after_loss(*file, written).unwrap_or(Answer::Written(written))
+            }
+            Call::WriteList { file, extents, .. } => {
+                if extents.check(u64::MAX) != Ok(payload.len() as u64) {
+                    return (refuse(libc::EINVAL, "the extents are not those of the payload"), Vec::new());
+                }
+                let mut rest = payload;
+                for (offset, len) in extents.iter() {
+                    let (mine, later) = rest.split_at(len as usize);
+                    state.write(*file, offset, mine);
+                    rest = later;
                 }
                 let written = payload.len() as u32;
                 state.after_loss(*file, written).unwrap_or(Answer::Written(written))

@@ -193,6 +193,61 @@ fn changes_of_names_do_not_wait_for_the_registration_of_other_files() {
     });
 }
 
+/// As for a database that writes over its log again and again.
+#[test]
+fn data_within_a_file_that_was_synced_are_durable_without_the_metadata_server() {
+    let cluster = FakeCluster::start(2, 1, 5000).unwrap();
+    for via in [Via::Direct, Via::Auto] {
+        let client = connect(&cluster, via);
+        let file = client.create(format!("{via:?}"), CreateOptions::default()).unwrap();
+        let asked = || {
+            let syncs = cluster.names.log().iter().filter(|call| matches!(call, MetaCall::Fsync { .. })).count();
+            let of_data = |call: &Call| matches!(call, Call::Sync { .. });
+            let data =
+                cluster.objects.iter().map(|server| server.log().iter().filter(|c| of_data(c)).count()).sum::<usize>();
+            (syncs, data)
+        };
+        let mut before = asked();
+        let mut sync = |file: &crate::File, metadata: usize, what: &str| {
+            file.sync_data().unwrap();
+            let now = asked();
+            assert_eq!((now.0 - before.0, now.1 - before.1), (metadata, 2), "{via:?}: {what}");
+            before = now;
+        };
+        file.write_at(&content(0, 100_000), 0).unwrap();
+        sync(&file, 1, "its name is not durable yet");
+        file.write_at(b"x", 99_999).unwrap();
+        sync(&file, 0, "within its length");
+        sync(&file, 0, "nothing was changed");
+        file.write_at(b"xy", 99_999).unwrap();
+        sync(&file, 1, "it has grown");
+        sync(&file, 0, "it has not grown since");
+        file.set_len(50_000).unwrap();
+        sync(&file, 1, "it was cut");
+        let _ = file.change_space(SpaceChange::Punch, 0, 10_000);
+        sync(&file, 1, "its space was changed");
+        client.rename(format!("{via:?}"), format!("{via:?}.new"), false).unwrap();
+        sync(&file, 1, "it was renamed");
+        sync(&file, 0, "its new name is durable");
+        client.rename(format!("{via:?}.new"), format!("{via:?}"), false).unwrap();
+        // Another open does not know of that.
+        let other = client.open(format!("{via:?}"), true).unwrap();
+        sync(&other, 1, "opened anew");
+        sync(&other, 0, "written by another open within its length");
+        let reader = client.open(format!("{via:?}"), false).unwrap();
+        sync(&reader, 1, "a reader");
+        sync(&reader, 1, "the server does not count it as a writer");
+        // Another session: the server may have lost what it had not made durable.
+        let meta = cluster.meta.as_ref().unwrap();
+        meta.drop_connections();
+        cluster.io.iter().for_each(|io| io.drop_connections());
+        let is_over = || client.meta_link().session_now().is_none();
+        until("the session is over", is_over);
+        file.sync_data().unwrap();
+        assert_eq!(asked().0 - before.0, 1, "{via:?}: another session");
+    }
+}
+
 /// The metadata server spares itself the data servers when nothing was written, so this must not be said of anything else.
 #[test]
 fn a_close_says_whether_something_was_written_or_tried() {

@@ -1,11 +1,12 @@
 //! Striped data against a reference.
 
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use impresario_layout::Layout;
 use impresario_testing::{free_address, until};
-use impresario_wire::{FileKey, SpaceChange};
+use impresario_wire::{ClientKey, Extents, FileKey, SpaceChange};
 use proptest::prelude::*;
 
 use super::*;
@@ -43,6 +44,8 @@ enum Step {
     Read(u64, usize),
     /// On a server that refuses it.
     HalfWrite(u64, usize, usize),
+    /// Disjoint extents: how far each is from the end of the one before, and its length.
+    WriteList(Vec<(u64, usize)>),
     Space(SpaceChange, u64, u64),
     Truncate(u64),
     Sync,
@@ -54,6 +57,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0u64..60_000, 0usize..30_000).prop_map(|(offset, len)| Step::Write(offset, len)),
         5 => (0u64..90_000, 0usize..60_000).prop_map(|(offset, len)| Step::Read(offset, len)),
         2 => (0u64..60_000, 0usize..30_000, 0usize..4).prop_map(|(offset, len, bad)| Step::HalfWrite(offset, len, bad)),
+        2 => proptest::collection::vec((0u64..9_000, 0usize..6_000), 1..12).prop_map(Step::WriteList),
         2 => (0u8..5, 0u64..60_000, 0u64..30_000).prop_map(|(kind, offset, len)| {
             let keep_size = kind % 2 == 0;
             let change = match kind {
@@ -103,6 +107,31 @@ proptest! {
                     let to = reference.len().min(offset as usize + len);
                     prop_assert_eq!(got, to - from);
                     prop_assert!(bytes[..got] == reference[from..to]);
+                }
+                Step::WriteList(gaps) => {
+                    let mut at = 0;
+                    let extents: Vec<(u64, usize)> = gaps
+                        .iter()
+                        .map(|(gap, len)| {
+                            let offset = at + gap;
+                            at = offset + *len as u64;
+                            (offset, *len)
+                        })
+                        .collect();
+                    let len = extents.iter().map(|extent| extent.1).sum();
+                    let bytes: Vec<u8> = (0..len).map(|i| (i * 3 + number * 29 + 1) as u8).collect();
+                    let whos = [*who, Who { client: ClientKey(77), ..*who }];
+                    bed.striped.write_list(&whos, file, &layout, &extents, &bytes).unwrap();
+                    let mut rest = &bytes[..];
+                    for (offset, len) in extents {
+                        let (mine, later) = rest.split_at(len);
+                        rest = later;
+                        if len > 0 {
+                            let end = offset as usize + len;
+                            reference.resize(reference.len().max(end), 0);
+                            reference[offset as usize..end].copy_from_slice(mine);
+                        }
+                    }
                 }
                 Step::HalfWrite(offset, len, bad) => {
                     let bytes: Vec<u8> = (0..len).map(|i| (i * 5 + number * 37 + 1) as u8).collect();
@@ -291,6 +320,40 @@ fn a_sync_does_not_cover_what_was_written_while_it_was_under_way() {
     let error = sync().expect_err("what was acknowledged during the first sync is lost");
     assert!(error.to_string().contains("restarted before a sync"), "{error}");
     sync().expect("it was told of");
+}
+
+#[test]
+fn lists_of_one_object_are_one_call() {
+    let bed = bed(2, 4096, None);
+    let (who, file) = (&bed.who, FileKey(1));
+    let others = [*who, Who { client: ClientKey(5), epoch: 3, ..*who }];
+    let extents: Vec<(u64, usize)> = (0..8).map(|n| (100 + n * 1000, 10)).collect();
+    let bytes: Vec<u8> = (0..80).collect();
+    let pieces = [&bytes[..30], &bytes[30..]].map(IoSlice::new);
+    let lanes = bed.striped.lane_write_list(&others, 1, file, &extents, &pieces).unwrap();
+    assert_eq!(lanes.iter().map(|lane| lane.server).collect::<Vec<_>>(), [1]);
+    let mut back = [0; 80];
+    assert!(bed.striped.lane_read_list(who, 1, file, &extents, &mut back).unwrap());
+    assert_eq!(back[..], bytes);
+    let strided = Extents::Strided { offset: 100, len: 10, stride: 1000, count: 8 };
+    let asked = [
+        Call::WriteList { who: *who, others: vec![(ClientKey(5), 3)], file, extents: strided.clone() },
+        Call::ReadList { who: *who, file, extents: strided },
+    ];
+    assert_eq!(bed.objects[1].log(), asked);
+    assert_eq!(bed.objects[1].object(file).map(|object| object.len()), Some(7110));
+    // The object ends in one of them, or before it.
+    for (offset, len) in [(7105, 10), (9000, 1)] {
+        assert!(!bed.striped.lane_read_list(who, 1, file, &[(0, 5), (offset, len)], &mut vec![0; 5 + len]).unwrap());
+    }
+    // What is too much for one call is read by several, and not written.
+    let long = [(0, 3000), (4000, 3000)];
+    assert!(bed.striped.lane_read_list(who, 1, file, &long, &mut [0; 6000]).unwrap());
+    let error = bed.striped.lane_write_list(&others, 1, file, &long, &[IoSlice::new(&[1; 6000])]).unwrap_err();
+    assert!(error.to_string().contains("too many for one call"), "{error}");
+    bed.objects[1].refuse_writes(libc::ENOSPC);
+    let error = bed.striped.lane_write_list(&others, 1, file, &extents, &pieces).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOSPC);
 }
 
 #[test]

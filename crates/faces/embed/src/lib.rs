@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::Mutex;
 use impresario_base::time::wait_while;
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
-use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status, policy};
+use impresario_sched::{ConnId, LaneId, Naming, Nanos, Op, PolicySpec, RequestId, Status, policy};
 use impresario_trace::live::FINISH_PATIENCE;
 
 pub use batch::{Batch, Delivery, Identity, Member, SPECULATIVE, op_code, op_of};
@@ -436,6 +436,7 @@ impl Scheduler {
             conn: ConnId(s.connection),
             job: s.job,
             user: s.user,
+            naming: Naming::default(),
             speculative: false,
         };
         let identity =

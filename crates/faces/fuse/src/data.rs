@@ -15,6 +15,7 @@ use crate::freshness::{Freshness, Mark, Verdict};
 use crate::handles::Handles;
 use crate::inodes::{Entered, EntryKey};
 use crate::names::{Maker, Setter};
+use crate::sharing::Sharer;
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
 const READ_MAX_BYTES: usize = 16 << 20;
@@ -59,6 +60,8 @@ pub(crate) struct OpenFile {
     appends: AtomicBool,
     /// Owners that locked through it and have not closed it.
     lockers: Mutex<Vec<u64>>,
+    /// Whose habit is learnt.
+    sharer: Option<Sharer>,
 }
 
 impl OpenFile {
@@ -74,6 +77,9 @@ impl OpenFile {
 
     /// An owner locks through it.
     pub(crate) fn note_locker(&self, owner: u64) {
+        if let Some(sharer) = &self.sharer {
+            sharer.locks();
+        }
         let mut lockers = self.lockers.lock();
         if !lockers.contains(&owner) {
             lockers.push(owner);
@@ -145,8 +151,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.file.take().map(File::close) {
             // No data is lost: every write was acknowledged, and the server ends the open when the connection ends.
-            let about = format!("close {}", error.errno());
-            COMPLAINTS.counted(&about, |files| tracing::warn!(files, %error, "closing a file"));
+            COMPLAINTS.about("close", &error.sort(), |files| tracing::warn!(files, %error, "closing a file"));
         }
     }
 }
@@ -200,9 +205,11 @@ impl Face {
             self.inodes.opened_instead(number, handle);
         }
         let (appends, lockers) = (appends(flags), Mutex::default());
+        let sharer = self.sharer(flags, setter.uid, setter.thread);
         // The kernel's pages belong to another file where it is not the one that is meant.
-        let direct = !is_meant || self.is_direct(flags);
-        let mut open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, direct, appends, lockers };
+        let direct = !is_meant || self.is_direct(flags, sharer.as_ref());
+        let mut open =
+            OpenFile { file: Some(file), number, fresh, instead: !is_meant, direct, appends, lockers, sharer };
         let flags = self
             .begin(&mut open, flags, &attr, mark, spared, setter)
             .inspect_err(|_| self.inodes.closed(number, handle))?;
@@ -264,7 +271,8 @@ impl Face {
             made => made?,
         };
         let handle = Handles::<OpenFile>::draw();
-        let (key, direct) = (file.key(), self.is_direct(flags));
+        let sharer = self.sharer(flags, maker.uid, thread);
+        let (key, direct) = (file.key(), self.is_direct(flags, sharer.as_ref()));
         let open = OpenFile {
             file: Some(file),
             number: entered.number,
@@ -273,6 +281,7 @@ impl Face {
             direct,
             appends: appends(flags),
             lockers: Mutex::default(),
+            sharer,
         };
         if !self.inodes.opened(entered.number, key, handle) {
             self.inodes.forget(entered.number, 1);
@@ -283,9 +292,25 @@ impl Face {
     }
 
     /// Whether the kernel keeps no pages of what is written through an open with these flags.
-    fn is_direct(&self, flags: i32) -> bool {
-        let may_append = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-        self.options.direct_io || flags & libc::O_DIRECT != 0 || may_append
+    ///
+    /// Where it keeps them it lets one program at a time write to the file, and none while one syncs it. Programs that write parts of a
+    /// shared file side by side spend most of their time, and of the processors', on that lock. An open that cannot read has
+    /// nothing of the pages, which do not outlast the next open of a file that was written ([`Freshness::judge`]).
+    fn is_direct(&self, flags: i32, sharer: Option<&Sharer>) -> bool {
+        let mode = flags & libc::O_ACCMODE;
+        let may_append = flags & libc::O_APPEND != 0 && mode != libc::O_RDONLY;
+        self.options.direct_io
+            || flags & libc::O_DIRECT != 0
+            || may_append
+            || mode == libc::O_WRONLY
+            || sharer.is_some_and(Sharer::passes_pages_by)
+    }
+
+    /// To be told what an open with these flags does. Where files that have no pages cannot be mapped, nothing is learnt: every
+    /// program may map what it can read.
+    fn sharer(&self, flags: i32, uid: u32, thread: u32) -> Option<Sharer> {
+        let may_read = flags & libc::O_ACCMODE == libc::O_RDWR && !self.is_direct(flags, None);
+        (may_read && self.maps_direct).then(|| self.habits.of(uid, thread).map(Sharer::new)).flatten()
     }
 
     /// The open file with `handle`.
@@ -298,7 +323,10 @@ impl Face {
         self.arrivals.lend((len_bytes as usize).min(READ_MAX_BYTES), |arrival| {
             // The reference to the open is dropped before the answer. Once answered, the kernel may close the file at
             // any moment, and the thread that drops the last reference waits for the server.
-            let read = self.open_by(handle).and_then(|open| open.file()?.read_at(arrival, offset).map_err(fault));
+            let read = self.open_by(handle).and_then(|open| {
+                open.sharer.iter().for_each(Sharer::reads);
+                open.file()?.read_at(arrival, offset).map_err(fault)
+            });
             answer(read.map(|read| arrival.get(..read).unwrap_or(arrival)));
         });
     }
@@ -316,6 +344,8 @@ impl Face {
         let open = self.open_by(handle)?;
         let file = open.file()?;
         open.fresh.write_begins();
+        let in_turn = open.fresh.changes_writer(handle);
+        open.sharer.iter().for_each(|sharer| sharer.writes(in_turn));
         let (append, cached) = (flags & libc::O_APPEND != 0, write_flags.contains(WriteFlags::FUSE_WRITE_CACHE));
         let written = open.write(file, offset, bytes, append, cached);
         let end = |at: u64, written: usize| at.saturating_add(written as u64);
@@ -363,8 +393,11 @@ impl Face {
     }
 
     /// When this returns, the file's data, size and name are on the devices.
-    pub(crate) fn sync_file(&self, handle: u64) -> Outcome<()> {
-        self.open_by(handle)?.file()?.sync().map_err(fault)
+    /// `data_only`: as fdatasync(2).
+    pub(crate) fn sync_file(&self, handle: u64, data_only: bool) -> Outcome<()> {
+        let open = self.open_by(handle)?;
+        let file = open.file()?;
+        if data_only { file.sync_data() } else { file.sync() }.map_err(fault)
     }
 
     /// Ends an open.

@@ -29,6 +29,8 @@ use crate::locks::LockService;
 use crate::mount::Connection;
 use crate::names::{Maker, OpenDirectory, Setter};
 use crate::paths::Paths;
+use crate::sharing::Habits;
+use crate::signals::{Interruptible, interruptible};
 use crate::turns::Turns;
 use crate::{MountOptions, kernel};
 
@@ -55,6 +57,9 @@ pub(crate) struct Face {
     /// Reads leave threads to other calls.
     pub(crate) reads: Turns<ReadRequest>,
     pub(crate) arrivals: Arrivals,
+    pub(crate) habits: Habits,
+    /// Files of which the kernel keeps no pages can be mapped.
+    pub(crate) maps_direct: bool,
     connection: Arc<Connection>,
     /// Tells the kernel what it must ask for again. Set when the mount is served.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
@@ -63,6 +68,7 @@ pub(crate) struct Face {
 /// A read that the kernel asks for.
 #[derive(Debug)]
 pub(crate) struct ReadRequest {
+    thread: u32,
     handle: FileHandle,
     offset: u64,
     len_bytes: u32,
@@ -89,6 +95,8 @@ impl Face {
             locks,
             reads,
             arrivals: Arrivals::default(),
+            habits: Habits::default(),
+            maps_direct: false,
             connection,
             notifier,
         }
@@ -99,7 +107,7 @@ impl Face {
 pub(crate) static COMPLAINTS: LazyLock<Complaints> = LazyLock::new(Complaints::default);
 
 /// The error number for the kernel. The kernel passes on a number only, so uncommon errors go to the log with their
-/// full text, of each number one a minute.
+/// full text, of each sort one a minute.
 pub(crate) fn fault(error: ClientError) -> Errno {
     let errno = error.errno();
     match errno {
@@ -109,7 +117,7 @@ pub(crate) fn fault(error: ClientError) -> Errno {
         // Programs that copy files try what there may be.
         libc::ENODATA | libc::EOPNOTSUPP => tracing::trace!(%error),
         libc::EACCES | libc::EPERM | libc::EINVAL | libc::ELOOP | libc::ESTALE => tracing::debug!(%error),
-        _ => COMPLAINTS.counted(&errno.to_string(), |calls| tracing::warn!(calls, %error)),
+        _ => COMPLAINTS.about("call", &error.sort(), |calls| tracing::warn!(calls, %error)),
     }
     Errno::from_i32(errno)
 }
@@ -177,9 +185,10 @@ fn maker(request: &Request, umask: u32) -> Maker {
     Maker { uid: request.uid(), gid: request.gid(), umask }
 }
 
-/// Until the guard is dropped, this thread asks the servers for the user whose request this is.
-fn act_for(request: &Request) -> Acting {
-    Caller { uid: request.uid(), gid: request.gid() }.enter()
+/// Until the guard is dropped, this thread asks the servers for the user whose request this is, and what a limit withholds of that
+/// is given up when its process is to end.
+fn act_for(request: &Request) -> (Acting, Option<Interruptible>) {
+    (Caller { uid: request.uid(), gid: request.gid() }.enter(), interruptible(request.pid()))
 }
 
 fn setter(request: &Request) -> Setter {
@@ -188,7 +197,7 @@ fn setter(request: &Request) -> Setter {
 
 impl Filesystem for Face {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::agree(&self.options, self.locks.is_some(), config);
+        self.maps_direct = kernel::agree(&self.options, self.locks.is_some(), config);
         Ok(())
     }
 
@@ -334,7 +343,7 @@ impl Filesystem for Face {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -343,8 +352,10 @@ impl Filesystem for Face {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.reads.take(ReadRequest { handle, offset, len_bytes, reply }, |asked, has_waited| {
-            let ReadRequest { handle, offset, len_bytes, reply } = asked;
+        let thread = request.pid();
+        self.reads.take(ReadRequest { thread, handle, offset, len_bytes, reply }, |asked, has_waited| {
+            let ReadRequest { thread, handle, offset, len_bytes, reply } = asked;
+            let _interruptible = interruptible(thread);
             if has_waited && !self.connection.is_alive() {
                 return reply.error(Errno::ENOTCONN);
             }
@@ -444,8 +455,9 @@ impl Filesystem for Face {
         self.close_file(handle.0);
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        reply_empty(reply, self.sync_file(handle.0));
+    fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let _interruptible = interruptible(request.pid());
+        reply_empty(reply, self.sync_file(handle.0, datasync));
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {

@@ -19,6 +19,9 @@ use crate::attr::system_time;
 /// milliseconds), so its pages are not kept.
 const SETTLED: Duration = Duration::from_secs(1);
 
+/// An answer may come so much later than one to a later question. It is longer than clients wait for a server.
+const LATE_MAX: Duration = Duration::from_secs(300);
+
 /// The kernel's view of one file or directory.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
@@ -31,11 +34,18 @@ pub(crate) struct Freshness {
     gid: AtomicU32,
     /// It is known to have no access control lists and no attributes `security.*`.
     unlabelled: AtomicBool,
+    /// When this mount gave it such an attribute, or took one.
+    labelled_at: Mutex<Option<Instant>>,
     /// It is known to have no capability, as a file has none that was just written.
     incapable: AtomicBool,
     /// Writes through this mount: started, and ended (or truncations).
     begun: AtomicU64,
     writes: AtomicU64,
+    /// Handle of the open that wrote last through this mount; 0: none has.
+    last_writer: AtomicU64,
+    /// How often its size may have changed without a write through this mount: it was cut or extended, or a lock was granted, which
+    /// shows what other nodes have written.
+    turns: AtomicU64,
     /// The server's latest attributes and this mount's writes since.
     view: Mutex<Option<View>>,
     /// When the kernel got attributes last.
@@ -69,6 +79,7 @@ struct View {
 pub(crate) struct Mark {
     begun: u64,
     ended: u64,
+    turns: u64,
 }
 
 /// The decision on an open.
@@ -92,8 +103,14 @@ impl Freshness {
         self.mode.store(attr.mode, Relaxed);
         self.uid.store(attr.uid, Relaxed);
         self.gid.store(attr.gid, Relaxed);
-        self.unlabelled.store(!attr.labelled, Relaxed);
-        self.incapable.store(!attr.labelled, Relaxed);
+        // What was asked before this mount labelled it does not take that back: the kernel would be told that there is no access
+        // control list, and let in whom it forbids.
+        let labelled_at = self.labelled_at.lock();
+        if attr.labelled || labelled_at.is_none_or(|at| at.elapsed() >= LATE_MAX) {
+            self.unlabelled.store(!attr.labelled, Relaxed);
+            self.incapable.store(!attr.labelled, Relaxed);
+        }
+        drop(labelled_at);
         *self.view.lock() = None;
         *self.told.lock() = Some(Instant::now());
     }
@@ -110,6 +127,8 @@ impl Freshness {
 
     /// It got such an attribute.
     pub(crate) fn label(&self) {
+        let mut labelled_at = self.labelled_at.lock();
+        *labelled_at = Some(Instant::now());
         self.unlabelled.store(false, Relaxed);
         self.incapable.store(false, Relaxed);
     }
@@ -123,6 +142,12 @@ impl Freshness {
     pub(crate) fn write_begins(&self) {
         let _view = self.view.lock();
         self.begun.fetch_add(1, Relaxed);
+    }
+
+    /// The open with this handle writes. True: another wrote last.
+    pub(crate) fn changes_writer(&self, handle: u64) -> bool {
+        let last = self.last_writer.swap(handle, Relaxed);
+        last != 0 && last != handle
     }
 
     /// The write ended at `end`, and the kernel adjusts its size; `None`: it failed.
@@ -154,7 +179,20 @@ impl Freshness {
     /// Taken before a request to the server and passed to [`Freshness::learnt`].
     pub(crate) fn mark(&self) -> Mark {
         let _view = self.view.lock();
-        Mark { begun: self.begun.load(Relaxed), ended: self.writes.load(Relaxed) }
+        let (begun, ended) = (self.begun.load(Relaxed), self.writes.load(Relaxed));
+        Mark { begun, ended, turns: self.turns.load(Relaxed) }
+    }
+
+    /// A call that sets the file's length has been answered, if only by an error: what the server said before may be out of date.
+    pub(crate) fn resized(&self) {
+        self.turned();
+    }
+
+    /// Attributes that were asked for before this are not kept, even if they arrive later.
+    fn turned(&self) {
+        let mut view = self.view.lock();
+        self.turns.fetch_add(1, Relaxed);
+        *view = None;
     }
 
     /// These attributes were sent to the kernel; the server was asked for them after `mark`.
@@ -170,7 +208,7 @@ impl Freshness {
     /// A lock was granted with this version: attributes have to be asked for again. True when no other node has changed the
     /// file under a lock since this one had the last.
     pub(crate) fn locked(&self, version: u64) -> bool {
-        *self.view.lock() = None;
+        self.turned();
         self.lock_version.lock().replace(version) == Some(version)
     }
 
@@ -181,7 +219,8 @@ impl Freshness {
 
     /// Call with `view` locked.
     fn has_no_write_since(&self, mark: Mark) -> bool {
-        mark.begun == mark.ended && self.begun.load(Relaxed) == mark.begun
+        let is_unturned = self.turns.load(Relaxed) == mark.turns;
+        is_unturned && mark.begun == mark.ended && self.begun.load(Relaxed) == mark.begun
     }
 
     /// The server's attributes, at most `age_max` old, with the size updated by this mount's writes since, and the storage
@@ -307,7 +346,14 @@ mod tests {
     fn a_lock_makes_attributes_be_asked_for_and_pages_stay_with_the_same_version() {
         let (fresh, now) = (Freshness::default(), Instant::now());
         fresh.learnt(&attr(10, 100), fresh.mark(), now);
+        let asked_before = fresh.mark();
         assert!(!fresh.locked(7), "the first");
+        fresh.learnt(&attr(10, 100), asked_before, now);
+        assert!(fresh.recent(now, Duration::MAX).is_none(), "another node may have written before it unlocked");
+        let asked_before = fresh.mark();
+        fresh.resized();
+        fresh.learnt(&attr(10, 100), asked_before, now);
+        assert!(fresh.recent(now, Duration::MAX).is_none(), "the length may be another one");
         assert!(fresh.recent(now, Duration::from_secs(1)).is_none());
         assert!(fresh.locked(7) && !fresh.locked(8) && fresh.locked(8));
     }
@@ -322,6 +368,8 @@ mod tests {
         assert!(fresh.is_labelled() && fresh.takes_capability() && !fresh.takes_capability());
         fresh.kernel_has(&Attr { labelled: true, ..attr(10, 100) });
         assert!(fresh.takes_capability(), "another node may have given it one");
+        fresh.kernel_has(&attr(10, 100));
+        assert!(fresh.is_labelled(), "an answer to an earlier question takes nothing back");
     }
 
     #[test]

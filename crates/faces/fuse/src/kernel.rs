@@ -25,8 +25,8 @@ const REQUESTED: [(InitFlags, &str); 10] = [
 ];
 
 /// Configures the connection. Never asks for the write-back cache: a reply to a write means that the data servers hold
-/// the bytes.
-pub(crate) fn agree(options: &MountOptions, locks: bool, config: &mut KernelConfig) {
+/// the bytes. Returns whether files open for direct I/O can be mapped.
+pub(crate) fn agree(options: &MountOptions, locks: bool, config: &mut KernelConfig) -> bool {
     // Requests do not say which kind of lock is meant: `flock` locks the whole file, as on NFS.
     if locks && config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS).is_err() {
         tracing::warn!("this kernel keeps file locks to itself: they hold among the programs of this mount only");
@@ -48,4 +48,5 @@ pub(crate) fn agree(options: &MountOptions, locks: bool, config: &mut KernelConf
     // Both fail for 0 only.
     let _ = config.set_max_background(BACKGROUND_MAX);
     let _ = config.set_congestion_threshold(BACKGROUND_MAX * 3 / 4);
+    config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
 }

@@ -19,6 +19,8 @@ mod mountpoint;
 mod names;
 mod options;
 mod paths;
+mod sharing;
+mod signals;
 mod space;
 mod striping;
 mod turns;

@@ -27,6 +27,7 @@ use crate::data::OpenFile;
 use crate::face::fault;
 use crate::handles::Handles;
 use crate::inodes::EntryKey;
+use crate::signals::{self, Signals};
 
 /// Requests that wait at a time.
 const WAITING_MAX: usize = 1024;
@@ -99,8 +100,7 @@ struct Waiting {
     attempt: LockAttempt,
     /// The thread that waits, if it can be watched.
     thread: Option<u32>,
-    /// A signal for its whole process was pending when it was last looked at.
-    was_pending: bool,
+    signals: Signals,
     next_ask: Instant,
     next_look: Instant,
 }
@@ -201,9 +201,10 @@ impl LockService {
                     reply.error(Errno::ENOLCK);
                     return attempt.give_up(file);
                 }
-                let thread = (thread != 0 && pending(thread) != Pending::Unknown).then_some(thread);
+                let thread = (thread != 0 && signals::is_seen(thread)).then_some(thread);
                 let (next_ask, next_look) = (Instant::now() + attempt.pause(), now);
-                let waiting = Waiting { reply, open, attempt, thread, was_pending: false, next_ask, next_look };
+                let waiting =
+                    Waiting { reply, open, attempt, thread, signals: Signals::default(), next_ask, next_look };
                 let _ = self.waits.send(waiting);
             }
             Tried::Unanswered(error) | Tried::Failed(error) => reply.error(fault(error)),
@@ -277,7 +278,7 @@ impl Waiting {
     fn turn(&mut self, now: Instant, may_ask: bool) -> Turn {
         if now >= self.next_look {
             self.next_look = now + LOOK_EVERY;
-            if self.thread.is_some_and(|thread| self.is_interrupted(thread)) {
+            if self.thread.is_some_and(|thread| self.signals.interrupt(thread)) {
                 return Turn::Interrupted;
             }
         }
@@ -296,17 +297,6 @@ impl Waiting {
         }
     }
 
-    /// Whether the thread that waits has a signal to act on.
-    fn is_interrupted(&mut self, thread: u32) -> bool {
-        match pending(thread) {
-            Pending::Nothing => self.was_pending = false,
-            Pending::Own | Pending::Unknown => return true,
-            // Another thread of the process may be about to take it.
-            Pending::Shared => return std::mem::replace(&mut self.was_pending, true),
-        }
-        false
-    }
-
     fn withdraw(self, errno: Errno) {
         let Waiting { reply, open, attempt, .. } = self;
         reply.error(errno);
@@ -316,72 +306,9 @@ impl Waiting {
     }
 }
 
-/// The signals that a thread has to act on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pending {
-    Nothing,
-    /// One that no other thread takes.
-    Own,
-    /// One for its process.
-    Shared,
-    /// The thread is gone, or hidden from us.
-    Unknown,
-}
-
-fn pending(thread: u32) -> Pending {
-    let status = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/status"));
-    let Ok(of_thread) = status(thread) else { return Pending::Unknown };
-    let main = number(&of_thread, "Tgid:", 10).filter(|main| *main != u64::from(thread));
-    let of_main = main.and_then(|main| status(u32::try_from(main).ok()?).ok());
-    judge(&of_thread, of_main.as_deref())
-}
-
-/// What the status of a thread says, and that of the main thread of its process if that is another. A signal for a process
-/// goes to the main thread unless that blocks it.
-fn judge(of_thread: &str, of_main: Option<&str>) -> Pending {
-    let mask = |status: &str, key: &str| number(status, key, 16).unwrap_or(0);
-    let stopped = mask(of_thread, "SigBlk:") | mask(of_thread, "SigIgn:");
-    if mask(of_thread, "SigPnd:") & !stopped != 0 {
-        return Pending::Own;
-    }
-    let shared = mask(of_thread, "ShdPnd:") & !stopped;
-    match of_main {
-        None if shared != 0 => Pending::Own,
-        Some(of_main) if shared & mask(of_main, "SigBlk:") != 0 => Pending::Shared,
-        _ => Pending::Nothing,
-    }
-}
-
-fn number(status: &str, key: &str, radix: u32) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    u64::from_str_radix(line.trim(), radix).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn status(pending: u64, shared: u64, blocked: u64, ignored: u64) -> String {
-        format!(
-            "Name:\tx\nTgid:\t7\nPid:\t8\nSigQ:\t0/9\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
-             SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t0000000000000000\n"
-        )
-    }
-
-    #[test]
-    fn only_signals_that_the_thread_acts_on_count() {
-        const KILL: u64 = 1 << 8;
-        let judge_alone = |status: String| judge(&status, None);
-        assert_eq!(judge_alone(status(0, 0, 0, 0)), Pending::Nothing);
-        assert_eq!(judge_alone(status(KILL, 0, 0, 0)), Pending::Own);
-        assert_eq!(judge_alone(status(2, 0, 2, 0)), Pending::Nothing, "blocked");
-        assert_eq!(judge_alone(status(2, 2, 0, 2)), Pending::Nothing, "ignored");
-        assert_eq!(judge_alone(status(0, 2, 0, 0)), Pending::Own, "the main thread takes it");
-        assert_eq!(judge(&status(0, 2, 0, 0), Some(&status(0, 2, 0, 0))), Pending::Nothing, "the main thread takes it");
-        assert_eq!(judge(&status(0, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Shared);
-        assert_eq!(judge(&status(4, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Own);
-        assert_eq!(number(&status(0, 0, 0, 0), "Tgid:", 10), Some(7));
-    }
 
     #[test]
     fn names_beside_a_locked_file_begin_with_its_own() {
@@ -393,11 +320,5 @@ mod tests {
         assert!(!beside.has(1, b"data.db") && !beside.has(2, b"data.db-journal") && !beside.has(1, b"data"));
         (10..10_000).for_each(|number| beside.note(number, || vec![(number, b"f"[..].into())]));
         assert!(beside.known.read().names.len() <= BESIDE_MAX);
-    }
-
-    #[test]
-    fn the_state_of_a_thread_is_found() {
-        assert_eq!(pending(std::process::id()), Pending::Nothing);
-        assert_eq!(pending(u32::MAX), Pending::Unknown);
     }
 }

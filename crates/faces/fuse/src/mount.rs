@@ -20,6 +20,8 @@ use crate::handles::Handles;
 use crate::locks::LockService;
 use crate::{MountOptions, device, mountpoint};
 
+/// A mount that is in use by no process that can be named is tried again for so long.
+const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 /// After the kernel ends a mount, its threads end at once; this only bounds the wait for them.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(10);
 
@@ -279,6 +281,19 @@ impl Mounted {
 
     /// Unmounts. After [`MountError::Busy`] it stays mounted and usable; try again, or call [`Mounted::abort`].
     pub fn unmount(&self) -> Result<(), MountError> {
+        let until = Instant::now() + LET_GO_WITHIN;
+        loop {
+            match self.unmount_now() {
+                // A program that has ended, or is just being started by another one, may hold it for a moment.
+                Err(MountError::Busy { holders, .. }) if holders.is_empty() && Instant::now() < until => {
+                    std::thread::sleep(LET_GO_WITHIN / 20);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn unmount_now(&self) -> Result<(), MountError> {
         let places = self.places();
         let outcomes = places.iter().map(|place| match rustix::mount::unmount(place, UnmountFlags::NOFOLLOW) {
             // Already unmounted by another process.

@@ -188,11 +188,20 @@ impl Face {
             let fresh = self.inodes.fresh(number);
             set.takes = fresh.map_or(0, |fresh| taken_set_id(setter, fresh.mode(), fresh.gid()));
         }
-        let open = self.some_open(number, handle);
+        let (open, resizes) = (self.some_open(number, handle), set.size.is_some());
         let attr = match &open {
-            Some(open) => open.file()?.set_attr(&set).map_err(fault)?,
-            None => self.at_path(number, |path| self.client.set_attr(path, set))?,
+            Some(open) => open.file()?.set_attr(&set).map_err(fault),
+            None => self.at_path(number, |path| self.client.set_attr(path, set)),
         };
+        if resizes {
+            // Also when it failed: part of it may have been done.
+            match (&open, self.inodes.fresh(number)) {
+                (Some(open), _) => open.fresh().resized(),
+                (None, Some(fresh)) => fresh.resized(),
+                (None, None) => {}
+            }
+        }
+        let attr = attr?;
         if !open.is_some_and(|open| open.is_instead()) {
             self.must_be(number, &attr)?;
         }

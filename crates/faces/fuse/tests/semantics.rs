@@ -15,7 +15,7 @@ const PLACES: [(&str, &str); 12] = [
     ("N", "crates/faces/nfs/tests"),
     ("G", "integrations/glusterfs/tests"),
     ("M", "crates/server/src/meta"),
-    ("D", "crates/server/src/data/simulated"),
+    ("D", "crates/server/src/data"),
     ("Y", "crates/layout"),
 ];
 

@@ -90,10 +90,14 @@ static RING_MADE: AtomicBool = AtomicBool::new(false);
 /// Two places, used in turn: a thread may still compare a path with the patterns of the connection before.
 static PATTERNS: [Locked<[u8; PATTERNS_BYTES_MAX]>; 2] =
     [const { Locked(UnsafeCell::new([0; PATTERNS_BYTES_MAX])) }; 2];
-/// Which place, in the highest bit, and how many bytes; [`EVERYTHING`] where all paths match.
+/// Which place, in the highest bit, [`EVERYTHING`] where all paths match, how many of the first patterns are of small files, too, and, in
+/// the lower half, how many bytes.
 static PATTERNS_NOW: AtomicU64 = AtomicU64::new(0);
 const SECOND_PLACE: u64 = 1 << 63;
 const EVERYTHING: u64 = 1 << 62;
+const OF_SMALL_SHIFT: u32 = 32;
+const OF_SMALL_MAX: u32 = (1 << 30) - 1;
+const _: () = assert!(PATTERNS_BYTES_MAX < OF_SMALL_MAX as usize);
 
 /// The consumer that tells the advice manager. There is one channel in a process, whatever the number of values.
 #[derive(Clone, Copy, Debug, Default)]
@@ -472,8 +476,10 @@ fn take_patterns(memory: BorrowedFd<'_>, len: usize) -> Option<()> {
             more => done += more,
         }
     }
-    let everything = if Patterns::parse(bytes)?.match_everything() { EVERYTHING } else { 0 };
-    PATTERNS_NOW.store((place as u64) << 63 | everything | len as u64, Release);
+    let patterns = Patterns::parse(bytes)?;
+    let everything = if patterns.match_everything() { EVERYTHING } else { 0 };
+    let of_small = u64::from(patterns.of_small_files().min(OF_SMALL_MAX)) << OF_SMALL_SHIFT;
+    PATTERNS_NOW.store((place as u64) << 63 | everything | of_small | len as u64, Release);
     Some(())
 }
 
@@ -490,12 +496,20 @@ fn is_lesson() -> bool {
     ring().is_some_and(|ring| ring.small_bytes() > 0)
 }
 
-fn patterns_match(path: &[u8]) -> bool {
+/// The number of the first pattern that matches.
+fn first_match(path: &[u8]) -> Option<u32> {
     let now = PATTERNS_NOW.load(Acquire);
-    let (place, len) = ((now >> 63) as usize, (now & !(SECOND_PLACE | EVERYTHING)) as usize);
+    let (place, len) = (usize::from(now & SECOND_PLACE != 0), now as u32 as usize);
     // SAFETY: the place that `PATTERNS_NOW` shows is not written.
     let bytes = unsafe { &*PATTERNS[place].0.get() }.get(..len).unwrap_or(&[]);
-    Patterns::parse(bytes).is_some_and(|p| p.matches(path))
+    Patterns::parse(bytes)?.first_match(path)
+}
+
+/// Whether a file is told of however small it is: where there is a plan for any file, its path is looked at.
+fn is_of_small(fd: i32, stat: &Stat) -> bool {
+    let number = (PATTERNS_NOW.load(Acquire) >> OF_SMALL_SHIFT) as u32 & OF_SMALL_MAX;
+    let is_named = |path: &[u8]| first_match(path).is_some_and(|first| first < number);
+    number > 0 && paths::with_path(fd, stat.st_nlink == 0, is_named).unwrap_or(false)
 }
 
 fn look_after_socket(now: u64) {
@@ -661,7 +675,7 @@ impl Consumer for Assist {
             return Claim::Ignore;
         }
         let opened = occasion == Occasion::Opened;
-        if opened && is_passed_over(stat.st_size) {
+        if opened && is_passed_over(stat.st_size) && !is_of_small(fd, stat) {
             return Claim::PassOver;
         }
         let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
@@ -673,7 +687,7 @@ impl Consumer for Assist {
         }
         // Where every path matches, its own is not asked for.
         let is_wanted = match PATTERNS_NOW.load(Acquire) & EVERYTHING {
-            0 => paths::with_path(fd, stat.st_nlink == 0, patterns_match),
+            0 => paths::with_path(fd, stat.st_nlink == 0, |path| first_match(path).is_some()),
             _ => Ok(true),
         };
         match is_wanted {

@@ -116,6 +116,12 @@ impl<C: Consumer> Table<C> {
         Self::known(word, fd, self.consumer.generation()).is_some()
     }
 
+    /// Whether the consumer wants the accesses of the descriptor; it is not asked.
+    pub fn is_watched(&self, fd: i32) -> bool {
+        let word = self.entries.get(fd as usize).map_or(0, |entry| entry.word.load(Acquire));
+        Self::known(word, fd, self.consumer.generation()).flatten().is_some()
+    }
+
     /// What a word of the table says of a descriptor; `None` when it says nothing in this generation.
     #[inline]
     fn known(word: u64, fd: i32, generation: u32) -> Option<Option<Watched>> {

@@ -4,13 +4,17 @@
 //! secret key, over all the rest) makes handles that the server has not given out useless: without the key, a guess is
 //! right once in 2^64. The key is kept in a file, so that handles stay valid when the server restarts.
 
-use std::fs::{File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use impresario_backend::Handle;
 use impresario_base::siphash::siphash;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, linkat, openat, unlinkat};
+use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use crate::protocol::Status;
@@ -41,21 +45,44 @@ impl HandleKey {
         Ok(HandleKey(key))
     }
 
-    /// The key in a file, which is made where there is none. Only its owner may be able to read it.
-    pub fn load(file: &Path) -> Result<HandleKey, KeyError> {
+    /// The key in a file of a folder, which is made where there is none. Only its owner may be able to read it. `folder` leads
+    /// where `file` lies: whoever opened it knows that no other user can put something else in its place. A link in the file's
+    /// own place is refused.
+    pub fn load(folder: impl AsFd, file: &Path) -> Result<HandleKey, KeyError> {
         let fail = |what: String| KeyError { file: file.into(), what };
-        match File::open(file) {
+        let name = file.file_name().ok_or_else(|| fail("has no name".into()))?;
+        match HandleKey::open_in(&folder, name) {
             Ok(open) => HandleKey::read(open).map_err(fail),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let made = HandleKey::make(file);
+            Err(Errno::NOENT) => {
+                let made = HandleKey::random().and_then(|key| key.make(folder, name));
                 made.map_err(|e| fail(format!("cannot be made: {e}; name another one with --key-file")))
             }
+            Err(Errno::LOOP) => Err(fail("is a symbolic link; name what it leads to with --key-file".into())),
             Err(error) => Err(fail(format!("cannot be opened: {error}"))),
         }
     }
 
+    /// The key that an earlier release kept in `from`, in a folder that another user owns, moved to `file`; `None` where there is
+    /// none that can only be the caller's own. What stands there in its place is neither followed nor waited for.
+    pub fn take_over(from: &Path, folder: impl AsFd, file: &Path) -> Option<HandleKey> {
+        let open = HandleKey::open_in(CWD, from.as_os_str()).ok()?;
+        let state = open.metadata().ok()?;
+        // A second name would be one that the folder's owner has given to another file of the caller's.
+        let is_own = state.is_file() && state.nlink() == 1 && state.uid() == rustix::process::geteuid().as_raw();
+        let key = HandleKey::read(open).ok().filter(|_| is_own)?;
+        key.make(folder, file.file_name()?).ok()
+    }
+
+    fn open_in(folder: impl AsFd, name: &OsStr) -> rustix::io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat(folder, name, flags, Mode::empty()).map(File::from)
+    }
+
     fn read(mut open: File) -> Result<HandleKey, String> {
         let state = open.metadata().map_err(|e| format!("cannot be looked at: {e}"))?;
+        if !state.is_file() {
+            return Err("is no file".into());
+        }
         if state.mode() & 0o077 != 0 {
             return Err("may be read by others, who could forge handles with it; chmod 600".into());
         }
@@ -67,27 +94,25 @@ impl HandleKey {
         }
     }
 
-    /// Makes it whole or not at all: written beside, then given its name.
-    fn make(file: &Path) -> io::Result<HandleKey> {
-        if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder)?;
-        }
-        let key = HandleKey::random()?;
-        let beside = file.with_extension(format!("new{}", std::process::id()));
-        let mut open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        let written = open.write_all(&key.0).and_then(|()| open.sync_all());
+    /// Makes the file whole or not at all: written beside, then given its name. Gives the key that it has then.
+    fn make(self, folder: impl AsFd, name: &OsStr) -> io::Result<HandleKey> {
+        let mut beside = name.to_owned();
+        beside.push(format!(".new{}", std::process::id()));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut open = openat(&folder, &beside, flags, Mode::RUSR | Mode::WUSR).map(File::from)?;
+        let written = open.write_all(&self.0).and_then(|()| open.sync_all());
         // A link, not a rename: of two servers that start at once one makes the key, and the other takes it.
-        let linked = written.and_then(|()| std::fs::hard_link(&beside, file));
-        std::fs::remove_file(&beside)?;
+        let linked =
+            written.and_then(|()| linkat(&folder, &beside, &folder, name, AtFlags::empty()).map_err(io::Error::from));
+        unlinkat(&folder, &beside, AtFlags::empty())?;
         if linked.is_ok() {
             // Another key after a power failure would make all handles worthless.
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(folder)?.sync_all()?;
+            fsync(&folder)?;
         }
         match linked {
-            Ok(()) => Ok(key),
+            Ok(()) => Ok(self),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                HandleKey::read(File::open(file)?).map_err(io::Error::other)
+                HandleKey::read(HandleKey::open_in(folder, name)?).map_err(io::Error::other)
             }
             Err(error) => Err(error),
         }
@@ -175,15 +200,53 @@ mod tests {
     #[test]
     fn a_key_is_made_once_and_kept_from_others() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("state/key");
-        let made = HandleKey::load(&file).unwrap();
-        assert_eq!(HandleKey::load(&file).unwrap().0, made.0);
-        assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        let file = folder.path().join("key");
+        let open = || File::open(folder.path()).unwrap();
+        let load = || HandleKey::load(open(), &file);
+        let refusal = || load().err().unwrap().to_string();
+        let made = load().unwrap();
+        assert_eq!(load().unwrap().0, made.0);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
-        let refused = HandleKey::load(&file).err().unwrap().to_string();
-        assert!(refused.contains("chmod 600"), "{refused}");
+        assert!(refusal().contains("chmod 600"));
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&file, b"short").unwrap();
-        assert!(HandleKey::load(&file).err().unwrap().to_string().contains("16 bytes"));
+        assert!(refusal().contains("16 bytes"));
+        // What a link leads to is neither read nor made.
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
+        assert!(refusal().contains("symbolic link") && !elsewhere.exists());
+        std::fs::write(&elsewhere, [7; KEY_BYTES]).unwrap();
+        std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(refusal().contains("symbolic link"));
+    }
+
+    /// In the folder that the servers' user owns, that user can put anything in the place of the key.
+    #[test]
+    fn a_key_of_an_earlier_release_is_taken_over_if_it_can_only_be_our_own() {
+        let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (from, file) = (old.path().join("nfs.key"), new.path().join("nfs.key"));
+        let take = || HandleKey::take_over(&from, File::open(new.path()).unwrap(), &file).map(|key| key.0);
+        assert!(take().is_none(), "there is none");
+        let private = |path: &Path| {
+            std::fs::write(path, [7; KEY_BYTES]).unwrap();
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        let secret = old.path().join("secret");
+        private(&secret);
+        std::os::unix::fs::symlink(&secret, &from).unwrap();
+        assert!(take().is_none(), "a link");
+        std::fs::remove_file(&from).unwrap();
+        std::fs::hard_link(&secret, &from).unwrap();
+        assert!(take().is_none(), "a second name of another file");
+        std::fs::remove_file(&from).unwrap();
+        rustix::fs::mknodat(CWD, &from, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert!(take().is_none(), "a pipe");
+        std::fs::remove_file(&from).unwrap();
+        private(&from);
+        assert!(!file.exists());
+        assert_eq!(take(), Some([7; KEY_BYTES]));
+        assert_eq!(HandleKey::load(File::open(new.path()).unwrap(), &file).unwrap().0, [7; KEY_BYTES]);
     }
 }

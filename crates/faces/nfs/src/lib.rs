@@ -29,4 +29,4 @@ pub mod xdr;
 
 pub use exports::{AccessRules, ExportSettings, Network, Reopen, Rules, Squash};
 pub use handles::{HandleKey, KeyError};
-pub use server::{Running, Settings, start};
+pub use server::{Listening, Running, Settings, start};

@@ -44,10 +44,37 @@ const IDLE_MIN: Duration = Duration::from_secs(1);
 /// Requests in the scheduler's queue at most.
 const QUEUE_REQUESTS: u32 = 10_000;
 
+/// Addresses that a server has taken. They are taken before its file systems are opened: a file system may give a server that starts
+/// again what the one before had, and one that cannot have its addresses must not take that from the one that has them.
+pub struct Listening {
+    listeners: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Listening {
+    /// Takes addresses; port 0: any free one. Connections wait until the server starts. An error is one line with the address.
+    pub fn bind(addresses: &[SocketAddr]) -> Result<Listening, String> {
+        let mut bound = Listening { listeners: Vec::new(), addresses: Vec::new() };
+        for address in addresses {
+            let bind = || -> io::Result<(TcpListener, SocketAddr)> {
+                let listener = TcpListener::bind(address)?;
+                unpaced::unpace(&listener);
+                listener.set_nonblocking(true)?;
+                let address = listener.local_addr()?;
+                Ok((listener, address))
+            };
+            let (listener, address) = bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
+            bound.listeners.push(listener);
+            bound.addresses.push(address);
+        }
+        Ok(bound)
+    }
+}
+
 /// How a server is set up.
 pub struct Settings {
-    /// Where it listens, for NFS and MOUNT alike; port 0: any free one.
-    pub listen: Vec<SocketAddr>,
+    /// Where it listens, for NFS and MOUNT alike.
+    pub listen: Listening,
     /// What it offers.
     pub exports: Vec<ExportSettings>,
     /// The secret of its handles.
@@ -78,7 +105,7 @@ impl Settings {
     /// With defaults but for the exports, on any free port of this machine, and with a new key.
     pub fn new(exports: Vec<ExportSettings>) -> io::Result<Settings> {
         Ok(Settings {
-            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            listen: Listening::bind(&[SocketAddr::from(([127, 0, 0, 1], 0))]).map_err(io::Error::other)?,
             exports,
             key: HandleKey::random()?,
             policy: PolicySpec::named("auto"),
@@ -127,15 +154,7 @@ const NAMES_STUCK_AFTER: Duration = Duration::from_secs(1);
 pub fn start(settings: Settings) -> Result<Running, String> {
     let system = |what: &str, error: io::Error| format!("{what}: {error}");
     let exports = Exports::new(settings.exports)?;
-    let mut listeners = Vec::new();
-    for address in &settings.listen {
-        let listener = TcpListener::bind(address).map_err(|e| system(&format!("cannot listen on {address}"), e))?;
-        unpaced::unpace(&listener);
-        listener.set_nonblocking(true).map_err(|e| system("cannot listen", e))?;
-        listeners.push(listener);
-    }
-    let addresses: io::Result<Vec<SocketAddr>> = listeners.iter().map(TcpListener::local_addr).collect();
-    let addresses = addresses.map_err(|e| system("cannot listen", e))?;
+    let Listening { listeners, addresses } = settings.listen;
     let verifier = Verifier::new().map_err(|e| system("the system gives no random numbers", e))?;
     let (name_threads, in_flight) = (settings.name_threads.max(2) as usize, settings.in_flight_requests.max(1));
     let lanes = exports.lanes();

@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use impresario_backend::{Caller, Handle, SetAttr};
+use impresario_base::folders;
 use impresario_base::lock::Mutex;
 use impresario_engine::workers::{Workers, waiting_elsewhere};
 use impresario_engine::{Engine, Refused, Submission};
 use impresario_foresight::Prediction;
-use impresario_sched::{ConnId, LaneId, Op};
+use impresario_sched::{ConnId, LaneId, Naming, Op};
 use rustc_hash::FxHashMap;
 
 use crate::budget::Budget;
@@ -314,6 +315,7 @@ impl Service {
             conn: ConnId(reply.connection.id),
             job: client,
             user: node.caller.uid,
+            naming: Naming { call: None, folders: folders::of(node.export.name.as_bytes()) },
             speculative: false,
         };
         let item = Item { node, file: submission.file, client, what, reply };

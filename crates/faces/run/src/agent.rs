@@ -18,6 +18,7 @@ use rustix::net::{
     connect, socket_with,
 };
 
+use crate::ahead::Foresees;
 use crate::calls::{Calls, Done, Incoming, Stop};
 use crate::connections::{Connection, Connections};
 use crate::left;
@@ -50,8 +51,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts to serve the cluster of `client` to programs that know it as `at`.
-    pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
+    /// Starts to serve the cluster of `client` to programs that know it as `at`. What they will read is asked for by `foresees`.
+    pub fn start(client: Arc<Client>, at: &Path, foresees: Option<Box<dyn Foresees>>) -> Result<Agent, AgentError> {
         let place = &std::env::temp_dir();
         remove_stale(place);
         let failed = |what| move |source| AgentError { what, place: place.clone(), source };
@@ -60,12 +61,14 @@ impl Agent {
         let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
         let patience = client.timeout();
-        let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
+        let calls = Calls::new(client, at, mirror, &token, foresees).map_err(failed("preparing to serve programs"))?;
         let (calls, connections) = (Arc::new(calls), Arc::new(Connections::new(CONNECTIONS_MAX, patience)));
         let listener = listen(folder.path()).map_err(failed("listening for programs"))?;
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let watching = calls.clone();
         thread("closes").spawn(move || watching.opens.watch()).map_err(failed("starting a thread"))?;
+        let watching = connections.clone();
+        thread("withheld").spawn(move || watching.watch()).map_err(failed("starting a thread"))?;
         let (serving, accepting) = (calls.clone(), connections.clone());
         let serve = Arc::new(move |connections: &Connections, connection: &Connection| {
             if let Err(error) = serve(connections, connection, |asked, out| serving.call(asked, out)) {
@@ -185,7 +188,10 @@ fn serve(
         out.clear();
         let peer = Peer { pid, stream };
         let asked = Incoming { peer: &peer, numbers, path, other, data };
-        let done = if under_way.is_some() { call(&asked, &mut out) } else { Err(libc::ENOLCK.into()) };
+        let done = match under_way {
+            Some(_) => connection.watch.attend(|| call(&asked, &mut out)),
+            None => Err(libc::ENOLCK.into()),
+        };
         let (result, fd, is_outside) = match done {
             Ok(Done { result, fd }) => (result, fd, false),
             Err(Stop::Errno(errno)) => {

@@ -1,21 +1,27 @@
 //! What a program asks for, done with the cluster's client.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use impresario_base::lock::Mutex;
-use impresario_client::{Client, ClientError, CreateOptions, seek_to, space_change};
-use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request, UMASK_SHIFT};
+use impresario_client::{Client, ClientError, CreateOptions};
+use impresario_interpose::served::protocol::{DATA_ONLY, Entries, Meta, Op, Request, UMASK_SHIFT};
 use impresario_wire::{
     ACL_ACCESS, ACL_DEFAULT, Attr, Device, NodeKind, SetAttr, SetTime, Time, XATTRS_MAX_BYTES, XattrMode, with_umask,
 };
 
+use crate::ahead::{Ahead, Foresees, Opened};
 use crate::locks::Peer;
 use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
 use crate::walk::{Found, Named, errno, last_word, stat, walk};
+
+mod data;
 
 /// Names asked for at a time.
 const NAMES_AT_ONCE: u32 = 512;
@@ -79,7 +85,12 @@ pub(crate) struct Calls {
     appends: [Mutex<()>; APPENDS],
     /// Held while the folder of a working directory is made, and while a directory and its folder are moved.
     entering: Mutex<()>,
+    /// Hears of files that are only read.
+    ahead: Option<Ahead>,
 }
+
+/// What an open has found or made: the node with its attributes, and its path.
+type ToOpen = (Node, Attr, Vec<u8>);
 
 /// What a call is about: an open file, or a name.
 enum Target {
@@ -88,9 +99,16 @@ enum Target {
 }
 
 impl Calls {
-    pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, mirror: Mirror, token: &str) -> std::io::Result<Calls> {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        at: Vec<u8>,
+        mirror: Mirror,
+        token: &str,
+        foresees: Option<Box<dyn Foresees>>,
+    ) -> std::io::Result<Calls> {
         let (appends, entering) = (std::array::from_fn(|_| Mutex::default()), Mutex::default());
-        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends, entering })
+        let (user, opens, ahead) = (User::new()?, Opens::new(token)?, foresees.map(Ahead::start).transpose()?);
+        Ok(Calls { client, user, at, mirror, opens, appends, entering, ahead })
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
@@ -98,7 +116,7 @@ impl Calls {
         let Request { op, a, b, c, room, .. } = asked.numbers;
         let room = room as usize;
         let done = match op {
-            Op::Open => return self.open(asked.path, a as i32, new_mode(b)),
+            Op::Open => return self.open(asked.peer, asked.path, a as i32, new_mode(b)),
             Op::Read => self.read(asked, room, out)?,
             Op::Write => self.write(asked)?,
             Op::Seek => self.seek(asked)?,
@@ -109,9 +127,11 @@ impl Calls {
             }
             Op::Space => self.change_space(asked)?,
             Op::Truncate => self.truncate(asked, u64::try_from(a).map_err(|_| libc::EINVAL)?)?,
+            Op::Advise => self.advise(asked)?,
             Op::Sync => {
                 let open = self.opens.get(asked.numbers.open)?;
                 match &open.node {
+                    Node::File(file) if a == DATA_ONLY => file.sync_data()?,
                     Node::File(file) => file.sync()?,
                     Node::Directory => self.client.sync_dir(path_of(&open))?,
                 }
@@ -344,14 +364,14 @@ impl Calls {
         Ok(self.user.may_remove(&parent, attr)?)
     }
 
-    fn open(&self, path: &[u8], flags: i32, mode: u32) -> Result<Done, Stop> {
+    fn open(&self, peer: &Peer<'_>, path: &[u8], flags: i32, mode: u32) -> Result<Done, Stop> {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return Err(libc::EOPNOTSUPP.into());
         }
         let mut changed = libc::ENOENT;
         for _ in 0..LOOKS {
             match self.open_as_found(path, flags, mode)? {
-                Ok(done) => return Ok(done),
+                Ok(found) => return self.opened(peer, found, flags),
                 Err(errno) => changed = errno,
             }
         }
@@ -360,7 +380,7 @@ impl Calls {
 
     /// Opens what the path led to, or makes it. The inner error: others have made, removed or replaced it since; it is the
     /// answer if they do not cease.
-    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Result<Done, i32>, Stop> {
+    fn open_as_found(&self, path: &[u8], flags: i32, mode: u32) -> Result<Result<ToOpen, i32>, Stop> {
         let is_made = flags & libc::O_CREAT != 0;
         let is_new = is_made && flags & libc::O_EXCL != 0;
         let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
@@ -376,7 +396,7 @@ impl Calls {
             // What another has made meanwhile may not be this user's to open, and may be to be cut.
             let options = CreateOptions { mode, uid: self.user.uid, gid, exclusive: true, layout: None };
             return match self.client.create_with_attr(&named.path, options) {
-                Ok((file, attr)) => self.opened(Node::File(file), &attr, flags, named.path).map(Ok),
+                Ok((file, attr)) => Ok(Ok((Node::File(file), attr, named.path))),
                 Err(error) if !is_new && error.errno() == libc::EEXIST => Ok(Err(libc::ENOENT)),
                 Err(error) => Err(error.into()),
             };
@@ -395,7 +415,7 @@ impl Calls {
             NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
             NodeKind::Dir => {
                 self.user.may_at(&self.client, &named.path, &attr, wanted)?;
-                self.opened(Node::Directory, &attr, flags, named.path).map(Ok)
+                Ok(Ok((Node::Directory, attr, named.path)))
             }
             NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
             NodeKind::File => {
@@ -412,126 +432,25 @@ impl Calls {
                     let takes = self.user.takes_by_change(&now);
                     file.set_attr(&SetAttr { size: Some(0), takes, ..SetAttr::default() })?;
                 }
-                self.opened(Node::File(file), &now, flags, named.path).map(Ok)
+                Ok(Ok((Node::File(file), now, named.path)))
             }
             // Pipes, sockets and devices belong to the machine that opens them.
             _ => Err(libc::ENXIO.into()),
         }
     }
 
-    fn opened(&self, node: Node, attr: &Attr, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
+    fn opened(&self, peer: &Peer<'_>, (node, attr, path): ToOpen, flags: i32) -> Result<Done, Stop> {
         const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let fd = self.opens.add(node, attr, flags & !ONCE, path)?;
+        // A file that is written tells by its close whether that succeeded: nothing else may hold it then.
+        let is_only_read = flags & (libc::O_ACCMODE | libc::O_PATH) == libc::O_RDONLY;
+        let foreseen = self.ahead.as_ref().filter(|_| is_only_read && attr.kind == NodeKind::File);
+        let path_at = foreseen.map(|_| Path::new(OsStr::from_bytes(&self.at)).join(OsStr::from_bytes(&path)));
+        let (fd, number, open) = self.opens.add(node, &attr, flags & !ONCE, path)?;
+        if let Some((ahead, path)) = foreseen.zip(path_at) {
+            open.is_foreseen.store(true, Relaxed);
+            ahead.opened(&open, Opened { number, pid: peer.pid, path, size_bytes: attr.size });
+        }
         Ok(Done { result: 0, fd: Some(fd) })
-    }
-
-    fn read(&self, asked: &Incoming<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
-        let open = self.opens.get(asked.numbers.open)?;
-        if !open.may_read() {
-            return Err(libc::EBADF.into());
-        }
-        let file = open.file()?;
-        out.resize(room, 0);
-        let len = match asked.numbers.a {
-            AT_POSITION => {
-                let mut position = open.position.lock();
-                let len = file.read_at(out, *position)?;
-                *position += len as u64;
-                len
-            }
-            offset => file.read_at(out, u64::try_from(offset).map_err(|_| libc::EINVAL)?)?,
-        };
-        out.truncate(len);
-        Ok(len as i64)
-    }
-
-    fn write(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
-        let open = self.opens.get(asked.numbers.open)?;
-        if !open.may_write() {
-            return Err(libc::EBADF.into());
-        }
-        let (file, at, data) = (open.file()?, asked.numbers.a, asked.data);
-        if at != AT_POSITION && at < 0 {
-            return Err(libc::EINVAL.into());
-        }
-        if data.is_empty() {
-            return Ok(0);
-        }
-        self.take_set_id(&open)?;
-        let mut position = (at == AT_POSITION).then(|| open.position.lock());
-        let flags = *open.flags.lock();
-        let is_append = flags & libc::O_APPEND != 0;
-        let appended = if is_append { file.append(data)? } else { None };
-        let (offset, len) = match appended {
-            Some(appended) => appended,
-            None => {
-                // What cannot say where an append goes (a folder of another file system) has the end that it says.
-                let _turn = is_append.then(|| self.appends.get(open.ino as usize % APPENDS).map(Mutex::lock));
-                let offset = match &position {
-                    _ if is_append => file.attr()?.size,
-                    Some(position) => **position,
-                    None => at as u64,
-                };
-                if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
-                    return Err(libc::EFBIG.into());
-                }
-                (offset, file.write_some_at(data, offset)?)
-            }
-        };
-        // O_SYNC has this bit, too. The position moves only if that succeeds.
-        if len > 0 && flags & libc::O_DSYNC != 0 {
-            file.sync()?;
-        }
-        if let Some(position) = &mut position {
-            **position = offset + len as u64;
-        }
-        Ok(len as i64)
-    }
-
-    fn seek(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
-        let Request { open, a: offset, b: whence, .. } = asked.numbers;
-        let open = self.opens.get(open)?;
-        if *open.flags.lock() & libc::O_PATH != 0 {
-            return Err(libc::EBADF.into());
-        }
-        let mut position = open.position.lock();
-        let size = || -> Result<i64, Stop> {
-            Ok(match &open.node {
-                Node::File(file) => file.attr()?.size as i64,
-                Node::Directory => return Err(libc::EINVAL.into()),
-            })
-        };
-        let now = match whence as i32 {
-            libc::SEEK_SET => offset,
-            libc::SEEK_CUR => (*position as i64).checked_add(offset).ok_or(libc::EOVERFLOW)?,
-            libc::SEEK_END => size()?.checked_add(offset).ok_or(libc::EOVERFLOW)?,
-            whence => {
-                let to = seek_to(whence).ok_or(libc::EINVAL)?;
-                let Node::File(file) = &open.node else { return Err(libc::EINVAL.into()) };
-                let from = u64::try_from(offset).map_err(|_| libc::ENXIO)?;
-                file.seek(from, to)?.and_then(|at| i64::try_from(at).ok()).ok_or(libc::ENXIO)?
-            }
-        };
-        *position = u64::try_from(now).map_err(|_| libc::EINVAL)?;
-        Ok(now)
-    }
-
-    fn change_space(&self, asked: &Incoming<'_>) -> Result<i64, Stop> {
-        let Request { open, a: offset, b: len, c: mode, .. } = asked.numbers;
-        let open = self.opens.get(open)?;
-        let (Ok(offset), Ok(len @ 1..)) = (u64::try_from(offset), u64::try_from(len)) else {
-            return Err(libc::EINVAL.into());
-        };
-        let change = i32::try_from(mode).ok().and_then(space_change).ok_or(libc::EOPNOTSUPP)?;
-        if !open.may_write() {
-            return Err(libc::EBADF.into());
-        }
-        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(libc::EFBIG.into());
-        }
-        self.take_set_id(&open)?;
-        open.file()?.change_space(change, offset, len)?;
-        Ok(0)
     }
 
     fn truncate(&self, asked: &Incoming<'_>, size: u64) -> Result<i64, Stop> {

@@ -12,12 +12,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_client::Watch;
 use impresario_interpose::served::peer_uid;
 use rustc_hash::FxHashMap;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long the agent waits for a place, a descriptor or a thread before it looks again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often it is looked whether programs have ended for which something is withheld.
+const WATCH_EVERY: Duration = Duration::from_millis(250);
 const STACK_BYTES: usize = 256 << 10;
 
 /// It was made just now, and has not asked anything: it is not given up, so each one is of use once.
@@ -35,6 +38,8 @@ const IDLE: u64 = 4;
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
     state: AtomicU64,
+    /// Over what servers are asked for it.
+    pub(crate) watch: Arc<Watch>,
 }
 
 /// All of them.
@@ -45,6 +50,14 @@ pub(crate) struct Connections {
     began: Instant,
     open: Mutex<Open>,
     changed: Condvar,
+    withheld: Arc<Withheld>,
+}
+
+/// Whether a server has said that a limit withholds what it is asked for.
+#[derive(Default)]
+struct Withheld {
+    is_told: Mutex<bool>,
+    told: Condvar,
 }
 
 #[derive(Default)]
@@ -88,11 +101,43 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+impl Connection {
+    /// Its program has closed it, or has ended.
+    fn is_closed(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        // Not by `RDHUP`: that is also how it is given up.
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+}
+
 impl Connections {
     /// At most `max`, of which a quarter is kept for requests that do not wait for locks: those give locks up.
     /// One for which there is no thread within `patience` is given up.
     pub(crate) fn new(max: usize, patience: Duration) -> Connections {
-        Connections { max, patience, began: Instant::now(), open: Mutex::default(), changed: Condvar::new() }
+        let (open, changed, withheld) = Default::default();
+        Connections { max, patience, began: Instant::now(), open, changed, withheld }
+    }
+
+    /// Gives up what a limit withholds of programs that have ended. Never returns.
+    pub(crate) fn watch(&self) {
+        loop {
+            let is_told = self.withheld.is_told.lock();
+            *self.withheld.told.wait_while(is_told, |is_told| !*is_told) = false;
+            while self.give_up_withheld() {
+                std::thread::sleep(WATCH_EVERY);
+            }
+        }
+    }
+
+    /// Whether anything is withheld.
+    fn give_up_withheld(&self) -> bool {
+        let withheld: Vec<Arc<Connection>> = {
+            let open = self.open.lock();
+            open.connections.values().filter(|connection| connection.watch.is_withheld()).cloned().collect()
+        };
+        withheld.iter().filter(|connection| connection.is_closed()).for_each(|connection| connection.watch.give_up());
+        !withheld.is_empty()
     }
 
     /// Those that wait for locks.
@@ -150,7 +195,13 @@ impl Connections {
     }
 
     fn add(self: &Arc<Self>, stream: UnixStream) -> ConnectionSlot {
-        let connection = Arc::new(Connection { stream, state: AtomicU64::new(NEW) });
+        let withheld = self.withheld.clone();
+        let told = move || {
+            *withheld.is_told.lock() = true;
+            withheld.told.notify_one();
+        };
+        let watch = Arc::new(Watch::telling(Arc::new(told)));
+        let connection = Arc::new(Connection { stream, state: AtomicU64::new(NEW), watch });
         let mut open = self.open.lock();
         open.next += 1;
         let number = open.next;
@@ -236,5 +287,18 @@ mod tests {
         assert!(refused > 1, "{refused}");
         assert!(connections.is_empty());
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_connection_is_closed_when_its_program_has_ended_and_not_when_it_is_given_up() {
+        let connections = Arc::new(Connections::new(4, Duration::from_millis(50)));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let place = connections.add(ours);
+        assert!(!place.connection.is_closed());
+        place.connection.stream.shutdown(Shutdown::Read).unwrap();
+        assert!(!place.connection.is_closed(), "its answer is waited for");
+        drop(theirs);
+        assert!(place.connection.is_closed());
+        assert!(!connections.give_up_withheld(), "nothing is withheld");
     }
 }

@@ -6,6 +6,7 @@
 //! thread and no session of ours, so a fork or a kill harms nothing.
 
 mod agent;
+mod ahead;
 mod calls;
 mod connections;
 mod left;
@@ -16,3 +17,4 @@ mod rights;
 mod walk;
 
 pub use agent::{Agent, AgentError};
+pub use ahead::{Foresees, HasRead, Opened};

@@ -53,6 +53,8 @@ pub(crate) struct Open {
     pub(crate) is_closed: AtomicBool,
     /// Not 0: it may have set-user-id or set-group-id, which go when it is changed. Each `chmod` that gives them has its own number.
     pub(crate) set_id: AtomicU64,
+    /// What is read of it is told to who foresees that.
+    pub(crate) is_foreseen: AtomicBool,
     /// Hangs up when no program has a descriptor of it any more.
     hold: OwnedFd,
 }
@@ -114,8 +116,14 @@ impl Opens {
         })
     }
 
-    /// Enters an open file; returns its placeholder for the program.
-    pub(crate) fn add(&self, node: Node, attr: &Attr, flags: i32, path: Vec<u8>) -> Result<OwnedFd, i32> {
+    /// Enters an open file; returns its placeholder for the program, and its number.
+    pub(crate) fn add(
+        &self,
+        node: Node,
+        attr: &Attr,
+        flags: i32,
+        path: Vec<u8>,
+    ) -> Result<(OwnedFd, u64, Arc<Open>), i32> {
         if self.table.lock().len() >= OPENS_MAX {
             return Err(libc::ENFILE);
         }
@@ -130,6 +138,7 @@ impl Opens {
             path: Mutex::new(path),
             lockers: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            is_foreseen: AtomicBool::new(false),
             hold,
         });
         self.table.lock().insert(number, open.clone());
@@ -138,7 +147,7 @@ impl Opens {
             self.table.lock().remove(&number);
             return Err(error.raw_os_error());
         }
-        Ok(placeholder)
+        Ok((placeholder, number, open))
     }
 
     fn placeholder(&self, number: u64) -> rustix::io::Result<(OwnedFd, OwnedFd)> {

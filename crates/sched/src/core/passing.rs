@@ -1,18 +1,20 @@
-//! Reads that need no device and pass scheduling by: outstanding like others, so that changes of their bytes wait.
+//! Reads and writes that need no device and pass scheduling by: outstanding like others, so that what conflicts with them
+//! waits.
 
 use super::{Core, Pieced};
 use crate::table::{Slot, State};
 use crate::types::{Nanos, Op, Request, RequestId};
 
 impl Core {
-    /// Whether any read may currently pass scheduling by; see [`Core::pass`].
+    /// Whether any request may currently pass scheduling by; see [`Core::pass`].
     pub fn lets_pass(&self) -> bool {
         !self.shared.unlimited && !self.shared.shares
     }
 
-    /// Accepts a read that is served at once, without being scheduled, and may turn out to need a device after all. Until
-    /// [`Core::passed`], changes of its bytes wait for it. `None`: an outstanding request changes these bytes, its connection
-    /// takes no data, there is no room, or the policy schedules shares rather than devices, or hands over everything at once.
+    /// Accepts a read or write that is served at once, without being scheduled; a read may turn out to need a device after all.
+    /// Until [`Core::passed`], what conflicts with it waits for it. `None`: it would have to wait for an outstanding request
+    /// itself, it reads and its connection takes no data, there is no room, or the policy schedules shares rather than devices,
+    /// or hands over everything at once.
     ///
     /// # Panics
     /// When its lane is not one of this core's.
@@ -21,26 +23,30 @@ impl Core {
         let extent = &request.extent;
         assert!(extent.lane.index() < shared.lanes.len(), "lane {:?} does not exist", extent.lane);
         let range = extent.lane_offset..extent.end();
-        if request.op != Op::Read
+        if !request.op.is_data()
             || !self.lets_pass()
             || self.shared.table.is_worn()
-            || self.shared.not_ready.contains(&request.conn)
-            || self.conflicts.changes(&self.shared.table, extent.file, extent.lane, range)
+            || (request.op == Op::Read && self.shared.not_ready.contains(&request.conn))
+            || self.conflicts.hold_up(&self.shared.table, request.op, (extent.file, extent.lane), range)
         {
             return None;
         }
         let slot = self.shared.table.insert(request)?;
+        self.drop_changed(request);
         let is_blocked = self.conflicts.enter(&self.shared.table, slot);
-        debug_assert!(!is_blocked, "nothing changes its bytes");
+        debug_assert!(!is_blocked, "nothing holds it up");
         self.shared.table.set_state(slot, State::Passing);
         Some(self.shared.table.id(slot))
     }
 
-    /// A read that passed scheduling by has ended: `served`, or not, and then it is forgotten. True if that lets others start.
+    /// What passed scheduling by has ended: `served`, or not, and then it is forgotten. True if that lets others start.
+    ///
+    /// A write that was served counts as completed, too: its bytes reach the device later, and whose they are is to be known.
     pub fn passed(&mut self, now: Nanos, id: RequestId, served: bool) -> bool {
         let Some(slot) = self.passing(id) else { return false };
         if served {
             self.count(|s| &mut s.passed);
+            self.count_written(now, slot);
         }
         let waiting = self.blocked;
         self.leave(now, slot);
@@ -63,7 +69,18 @@ impl Core {
         true
     }
 
-    /// The read of that identity, if it passes scheduling by.
+    fn count_written(&mut self, now: Nanos, slot: Slot) {
+        let (table, names) = (&self.shared.table, &self.shared.names);
+        if let (Op::Write, Some(statistics)) = (table.op(slot), &mut self.statistics) {
+            let who = (names.job(table.job(slot)), names.user(table.user(slot)));
+            let (arrival, len) = (table.arrival(slot), table.len_bytes(slot));
+            statistics.arrived(arrival, Some(len));
+            statistics.write_bytes = statistics.write_bytes.saturating_add(len);
+            statistics.completed(now, who, Op::Write, len, now.since(arrival));
+        }
+    }
+
+    /// What passes scheduling by under that identity.
     fn passing(&self, id: RequestId) -> Option<Slot> {
         let slot = self.shared.table.find(id)?;
         (self.shared.table.state(slot) == State::Passing).then_some(slot)

@@ -47,18 +47,26 @@ impl Core {
 
     /// Cancels the queued requests of a connection and returns their identities. Requests in flight stay.
     pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
-        let slots = self.shared.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
-        // Youngest first, so that no request blocked by a cancelled one is admitted in between.
-        let mine = slots.into_iter().rev().filter(|s| self.shared.table.conn(*s) == conn).collect::<Vec<_>>();
         // A closed connection must not be waited for.
         self.event(now, Event::Ready { connection: conn, ready: true });
-        let mut gone = Vec::with_capacity(mine.len());
-        for slot in mine {
+        self.cancel_queued(now, |core, slot| core.shared.table.conn(slot) == conn)
+    }
+
+    /// Cancels the queued requests that `wanted` accepts, and returns their identities.
+    pub fn cancel_where(&mut self, now: Nanos, mut wanted: impl FnMut(RequestId) -> bool) -> Vec<RequestId> {
+        self.cancel_queued(now, |core, slot| wanted(core.shared.table.id(slot)))
+    }
+
+    fn cancel_queued(&mut self, now: Nanos, mut wanted: impl FnMut(&Core, Slot) -> bool) -> Vec<RequestId> {
+        let slots = self.shared.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
+        // Youngest first, so that no request blocked by a cancelled one is admitted in between.
+        let wanted: Vec<Slot> = slots.into_iter().rev().filter(|slot| wanted(self, *slot)).collect();
+        let cancelled = wanted.into_iter().map(|slot| {
             let id = self.shared.table.id(slot);
             self.cancel(now, id);
-            gone.push(id);
-        }
-        gone
+            id
+        });
+        cancelled.collect()
     }
 
     /// Removes everything that is not in flight, in order of arrival; of a partly dispatched request, the rest.

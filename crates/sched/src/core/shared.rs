@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use crate::contract::CoreConfig;
 use crate::names::Names;
 use crate::occupied::Occupied;
-use crate::policy::{Lane, Policy, Setup, View};
+use crate::policy::{self, Lane, Policy, Setup, View};
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, LaneId, Nanos, Op};
 
@@ -26,6 +26,8 @@ pub(super) struct SharedState {
     pub(super) speculates: bool,
     /// The policy accounts for every request; see [`Conduct::shares`](crate::policy::Conduct::shares).
     pub(super) shares: bool,
+    /// The policy that decides minds connections; see [`Conduct::minds_connections`](crate::policy::Conduct::minds_connections).
+    pub(super) minds_connections: bool,
 }
 
 impl SharedState {
@@ -117,6 +119,7 @@ impl SharedState {
         self.unlimited = unlimited;
         self.speculates = policy.speculates();
         self.shares = policy.shares();
+        self.minds_connections = policy::minds_connections(&policy.acting());
         let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
         for lane in &mut self.lanes {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };

@@ -1,6 +1,6 @@
 //! What the core reports about itself.
 
-use super::Core;
+use super::{Core, PRESSING_AFTER};
 use crate::contract::{LaneStatus, PredictionStatus, Status};
 use crate::limited::Limited;
 use crate::loads::WhoLoads;
@@ -11,6 +11,11 @@ use crate::table::State;
 use crate::types::{FileId, Nanos, Op, Request, RequestId};
 
 impl Core {
+    /// The configured policy with all its parameters.
+    pub fn policy(&self) -> PolicySpec {
+        self.policy.spec()
+    }
+
     /// The policy that currently decides, if the configured one chooses among others, and how often that changed.
     pub fn acting(&self) -> (PolicySpec, u64) {
         (self.policy.acting(), self.own_switches)
@@ -32,8 +37,11 @@ impl Core {
         if self.shared.table.state(slot) != State::Queued || !self.shared.table.op(slot).is_data() {
             return None;
         }
-        let view = self.shared.view(now);
-        Some(self.policy.wait_bound(&view, slot))
+        let mut bound = self.policy.wait_bound(&self.shared.view(now), slot);
+        if self.shared.minds_connections && self.shared.table.op(slot) == Op::Write {
+            bound.idle = bound.idle.min(PRESSING_AFTER);
+        }
+        Some(bound)
     }
 
     /// Whether a rule of the policy currently withholds a queued request.

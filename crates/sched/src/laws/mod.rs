@@ -6,12 +6,13 @@
 //! that the policy may state ([`Conduct`]); connections that cannot take data are left alone. A speculation starts at
 //! most once, only as a read, and either behind the read that it continues or alone while no request could start and
 //! few other speculations are in flight; never after a change covered it. A read waits with the speculations of its file
-//! for a bounded time. Checking costs about as much as the core itself, more if many requests of one file conflict.
+//! for a bounded time, and so does a change for a connection that takes no data. Checking costs about as much as the core itself, more if many requests of one file conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
+use crate::core::PRESSING_AFTER;
 use crate::overtaking::PATIENCE;
 use crate::policy::{self, Conduct, Params};
 use crate::{
@@ -32,6 +33,8 @@ const TOLERANCE_NS: u64 = 1_000;
 struct Known {
     request: Request,
     order: u64,
+    /// When it came, or the policy was switched.
+    since: u64,
     sent: u64,
     flying: u32,
     cancelled: bool,
@@ -110,6 +113,8 @@ pub struct Laws {
     looked: u64,
     /// When the core asked to be called again.
     due: u64,
+    /// When other nodes and lanes will count as there.
+    changes: Vec<u64>,
     violations: Vec<String>,
 }
 
@@ -162,16 +167,17 @@ impl Laws {
             order: 0,
             looked: 0,
             due: u64::MAX,
+            changes: Vec::new(),
             violations: Vec::new(),
         };
-        laws.switched(core);
+        laws.switched(0, core);
         laws
     }
 
     /// A new policy or new parameters are in force: earlier promises no longer hold.
-    pub fn switched(&mut self, core: &Core) {
+    pub fn switched(&mut self, now: u64, core: &Core) {
         self.refresh_conduct(core);
-        self.known.values_mut().for_each(|k| (k.bound, k.moved) = (None, false));
+        self.known.values_mut().for_each(|k| (k.bound, k.moved, k.since) = (None, false, now));
         self.withheld.clear();
     }
 
@@ -194,6 +200,7 @@ impl Laws {
     fn moved(&mut self, now: u64, core: &Core) {
         let mut twice = Vec::new();
         for (id, k) in self.known.iter_mut().filter(|(_, k)| k.waits()) {
+            k.since = now;
             let lane = &self.lanes[k.request.extent.lane.index()];
             // Blocked requests and pieces in flight are not the policy's.
             let Some(bound) = core.wait_bound(Nanos(now), *id) else { continue };
@@ -212,6 +219,13 @@ impl Laws {
     pub fn held(&mut self, now: Nanos, lane: LaneId, until: Nanos) {
         self.pass_time(now.0);
         self.lanes[lane.index()].hold_until = until.0;
+    }
+
+    /// From an instant of the local clock on other nodes or lanes are there: whoever takes turns may then begin a new round.
+    pub fn members(&mut self, now: u64, from: u64) {
+        self.pass_time(now);
+        self.lanes.iter_mut().filter(|_| from <= now).for_each(|lane| lane.idle_floor = lane.idle);
+        self.changes.extend((from > now).then_some(from));
     }
 
     fn violated(&mut self, now: u64, what: String) {
@@ -235,6 +249,38 @@ impl Laws {
         let older = |o: &&Known| o.order < k.order && (o.waits() || o.flying > 0);
         let mut conflicts = near.filter_map(|place| self.known.get(&place.3)).filter(older);
         conflicts.any(|o| conflict(&o.request, &k.request, self.shared_space))
+    }
+
+    /// A change that an older request may block, from when on it presses; it has not started.
+    fn presses(&self, k: &Known, now: u64) -> bool {
+        let changes = !matches!(k.request.op, Op::Read | Op::Sync);
+        changes && k.waits() && k.sent == 0 && k.flying == 0 && now >= k.since.saturating_add(PRESSING_AFTER.0)
+    }
+
+    /// What is outstanding, older and in conflict with a request.
+    fn blockers<'a>(&'a self, k: &'a Known) -> impl Iterator<Item = (&'a RequestId, &'a Known)> {
+        let older = |o: &Known| o.order < k.order && (o.waits() || o.flying > 0);
+        self.known.iter().filter(move |(_, o)| older(o) && conflict(&o.request, &k.request, self.shared_space))
+    }
+
+    /// A change has waited for so long for this read, or another one of its connection, that it goes though that takes no data.
+    fn is_pressed(&self, read: &Known, now: u64) -> bool {
+        let is_sibling = |o: &Known| o.request.op == Op::Read && o.request.conn == read.request.conn;
+        let changes = self.known.values().filter(|k| self.presses(k, now));
+        changes.flat_map(|k| self.blockers(k)).any(|(_, o)| is_sibling(o))
+    }
+
+    /// A read that a pressing change waits for, all of whose blockers are reads that could go, but for their connections.
+    fn left_alone(&self, now: u64) -> Option<&Known> {
+        let could_go = |id: &RequestId, o: &Known| {
+            let lane = o.request.extent.lane.index();
+            let waits = o.request.op == Op::Read && o.waits() && o.flying == 0 && !self.is_ready(&o.request);
+            let is_open = self.has_room(Op::Read, lane) && self.lanes[lane].hold_until <= now;
+            waits && is_open && !self.held.contains_key(id) && !self.is_blocked(o) && !self.has_older_sibling(o)
+        };
+        let late = now.saturating_sub(TOLERANCE_NS);
+        let stuck = |k: &&Known| self.presses(k, late) && self.blockers(k).all(|(id, o)| could_go(id, o));
+        self.known.values().filter(stuck).flat_map(|k| self.blockers(k)).map(|(_, o)| o).next()
     }
 
     fn place(&self, id: RequestId, request: &Request) -> (FileId, u16, u64, RequestId) {
@@ -289,6 +335,9 @@ impl Laws {
             return;
         }
         let (total_open, overdue) = (self.total_open(), now > self.due);
+        let pending = self.changes.len();
+        self.changes.retain(|at| *at > now);
+        let changed = self.changes.len() < pending;
         for i in 0..self.lanes.len() {
             let (open, others) = (self.lane_open(i), self.filled_by_others(i));
             let lane = &mut self.lanes[i];
@@ -296,8 +345,8 @@ impl Laws {
                 lane.idle += now - from;
             }
             // Idling does not count while the node is full, barriers or speculations fill the lane, it is held, or a
-            // timer late: the policy did not cause it, and may have missed a turn meanwhile.
-            if !total_open || others || overdue || lane.hold_until > from {
+            // timer late: the policy did not cause it, and may have missed a turn meanwhile. Nor before turns were dealt anew.
+            if !total_open || others || overdue || changed || lane.hold_until > from {
                 lane.idle_floor = lane.idle;
             }
         }
@@ -325,6 +374,7 @@ impl Laws {
         let known = Known {
             request: *request,
             order: self.order,
+            since: now,
             sent: 0,
             flying: 0,
             cancelled: false,
@@ -343,12 +393,12 @@ impl Laws {
         }
     }
 
-    /// A read was accepted that passes scheduling by.
+    /// A request was accepted that passes scheduling by.
     pub fn passes(&mut self, now: u64, core: &Core, id: RequestId, request: &Request) {
         self.pushed(now, core, id, request);
         let is_blocked = self.known.get(&id).is_some_and(|k| self.is_blocked(k));
-        let takes_data = !self.not_ready.contains(&request.conn.0);
-        if request.op != Op::Read || self.unlimited || !takes_data || is_blocked {
+        let takes_data = request.op == Op::Write || !self.not_ready.contains(&request.conn.0);
+        if !request.op.is_data() || self.unlimited || !takes_data || is_blocked {
             self.violated(now, format!("law 2: it must not pass: {request:?}"));
         }
         if let Some(k) = self.known.get_mut(&id) {
@@ -356,7 +406,7 @@ impl Laws {
         }
     }
 
-    /// Such a read has ended, or, of `served_bytes`, is scheduled for the rest.
+    /// Such a request has ended, or, of `served_bytes`, is scheduled for the rest.
     pub fn passed(&mut self, now: u64, core: &Core, id: RequestId, served_bytes: Option<u64>) {
         self.pass_time(now);
         let Some(served_bytes) = served_bytes else { return self.forget(id) };
@@ -486,7 +536,7 @@ impl Laws {
             if self.is_blocked(k) {
                 wrong.push(format!("law 2: an older request that conflicts is outstanding: {:?}", k.request));
             }
-            if !self.is_ready(&k.request) {
+            if !self.is_ready(&k.request) && !self.is_pressed(k, now) {
                 wrong.push(format!("connection {} cannot take data", k.request.conn.0));
             }
             let elsewhere = !self.shared_space && k.request.extent.lane != batch.extent.lane;
@@ -593,6 +643,10 @@ impl Laws {
                 WaitReason::Empty => false,
                 _ => until < u64::MAX,
             };
+        if let Some(k) = self.left_alone(now) {
+            let what = format!("law 3: a change presses, and a read in its way is left alone: {:?}", k.request);
+            self.violated(now, what);
+        }
         if !stated && let Some(k) = self.startable(now, None) {
             let what = format!("law 4: idle ({reason:?} until {until} ns) with work: {:?}", k.request);
             self.violated(now, what);

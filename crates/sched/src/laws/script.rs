@@ -7,7 +7,7 @@ use impresario_base::random::Random;
 use impresario_foresight::{PredictedQueues, Recorded, part_key};
 
 use super::*;
-use crate::{Cancelled, ClientId, Completion, ConnId, Event, Extent, JobId, UserId};
+use crate::{Cancelled, ClientId, Completion, ConnId, Event, Extent, JobId, Members, UserId};
 
 /// (policy, number of lanes)
 pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
@@ -204,7 +204,7 @@ pub(super) struct Script {
     pub(super) lanes: u16,
     pub(super) load: Load,
     pub(super) flying: Vec<(Batch, Nanos)>,
-    /// Some reads pass scheduling by.
+    /// Some requests pass scheduling by.
     pub(super) lets_pass: bool,
     /// Those that do, and their lengths.
     pub(super) passing: Vec<(RequestId, u64)>,
@@ -351,7 +351,7 @@ impl Script {
         self.laws.pushed(self.now.0, &self.core, id, &request);
     }
 
-    /// Lets a read pass, if it may; or ends one that does, or has the rest of it scheduled.
+    /// Lets a request pass, if it may; or ends one that does, or has the rest of it scheduled.
     pub(super) fn pass(&mut self) {
         if self.passing.len() < 3 && self.below(2) == 0 {
             let mut request = self.request();
@@ -444,7 +444,7 @@ impl Script {
     }
 
     pub(super) fn cancel(&mut self) {
-        // Nobody is told the identity of a read that passes.
+        // Nobody is told the identity of a request that passes.
         let passes = |id: &RequestId| self.passing.iter().any(|(passing, _)| passing == id);
         let known: Vec<RequestId> = self.laws.known.keys().copied().filter(|id| !passes(id)).collect();
         if !known.is_empty() {
@@ -477,6 +477,16 @@ impl Script {
         self.laws.readiness(self.now.0, conn, ready);
     }
 
+    /// Other nodes or lanes are there, now or soon.
+    pub(super) fn change_members(&mut self) {
+        let from_shared = self.now + Nanos(self.below(3).saturating_sub(1) * self.below(60_000));
+        let lanes = self.lanes;
+        let absent = (0..lanes).map(LaneId).filter(|_| self.below(3) == 0).collect();
+        let members = Members { from_shared, rank: self.below(9) as u32, absent };
+        self.core.event(self.now, Event::Members(members));
+        self.laws.members(self.now.0, from_shared.0);
+    }
+
     pub(super) fn hold(&mut self) {
         let lane = LaneId(self.below(u64::from(self.lanes)) as u16);
         let until = self.now + Nanos(self.below(30_000));
@@ -487,7 +497,7 @@ impl Script {
     pub(super) fn switch(&mut self, to: &PolicySpec) {
         self.core.reconfigure(self.now, to).unwrap();
         self.forget_given_up();
-        self.laws.switched(&self.core);
+        self.laws.switched(self.now.0, &self.core);
     }
 
     /// One step. Devices barely keep up.

@@ -46,6 +46,35 @@ fn scripts_that_broke_a_law() {
     }
 }
 
+/// Connections take no data for long: what changes the bytes of their reads, or would be served while a lane idles for them,
+/// waits half a second.
+#[test]
+fn slow_readers_keep_the_laws() {
+    let minding = specs().into_iter().filter(|(spec, _)| policy::minds_connections(spec) || spec.name == "auto");
+    let others: Vec<PolicySpec> = specs().into_iter().map(|(spec, _)| spec).filter(|s| s.name != "twins").collect();
+    for (spec, lanes) in minding {
+        for seed in seeds(30) {
+            let switches = if seed % 5 == 4 { &others[..] } else { &[] };
+            replayable(&format!("{spec} on {lanes} lanes"), seed, || {
+                let mut script = Script::new(&spec, lanes, seed);
+                for _ in 0..300 {
+                    match script.below(6) {
+                        0 => script.change_readiness(),
+                        1 => {
+                            let by = script.below(300_000_000);
+                            script.advance(by);
+                        }
+                        _ => script.step(switches),
+                    }
+                    script.pump();
+                }
+                script.finish();
+                script.judge();
+            });
+        }
+    }
+}
+
 /// What processes read of parts of their own goes by what the drive reads on; the account for that may run empty.
 #[test]
 fn parts_of_files_keep_the_laws() {
@@ -112,6 +141,29 @@ fn giving_way_keeps_the_laws() {
         });
     }
     assert!(waits > 100, "{waits}");
+}
+
+/// Nodes and servers come and go, now or at an instant to come, also across switches: nothing is lost and no wait is longer.
+#[test]
+fn members_come_and_go() {
+    let twins: Vec<_> = specs().into_iter().filter(|(spec, _)| spec.name == "twins").collect();
+    assert!(twins.len() > 5);
+    for (spec, lanes) in twins {
+        let switches = [spec.clone(), PolicySpec::named("mlf"), spec.clone().with("window_us", 15)];
+        for seed in seeds(30) {
+            replayable(&format!("{spec} on {lanes} lanes"), seed, || {
+                let mut script = Script::new(&spec, lanes, seed);
+                for _ in 0..400 {
+                    if script.below(12) == 0 {
+                        script.change_members();
+                    }
+                    script.step(if seed % 3 == 0 { &switches } else { &[] });
+                }
+                script.finish();
+                script.judge();
+            });
+        }
+    }
 }
 
 /// Law 5.
@@ -335,6 +387,7 @@ fn each_violation_is_reported() {
         extent: Extent { lane_offset: offset, ..first.extent },
         op: Op::Write,
         parts: [Part { id, from, len: 100, lane_offset: offset }].into_iter().collect(),
+        window: 0,
     };
     let mut accused = |decision: Next, what: &str| {
         laws.decided(5, &core, &decision);
@@ -369,6 +422,7 @@ fn each_violation_by_a_speculation_is_reported() {
         extent,
         op: Op::Read,
         parts: [Part { id, from, len: 100, lane_offset: extent.lane_offset + from }].into_iter().collect(),
+        window: 0,
     };
     let accused = |core: &Core, laws: &mut Laws, batch: Batch, what: &str| {
         laws.decided(5, core, &Next::Dispatch(batch));

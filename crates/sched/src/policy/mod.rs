@@ -40,6 +40,7 @@ use crate::contract::Linked;
 use crate::cost::CostModel;
 use crate::device_time::DeviceTime;
 use crate::limited::{Limited, Portions};
+use crate::members::Members;
 use crate::names::{Names, Who};
 use crate::occupied::{Occupied, Round};
 use crate::spec::PolicySpec;
@@ -198,6 +199,7 @@ impl View<'_> {
             client: n.client(t.client(slot)),
             file: n.file(t.file(slot)),
             op: t.op(slot),
+            naming: t.naming(slot),
         }
     }
 
@@ -295,6 +297,13 @@ pub trait Policy: Any + Send {
         Choice::Serve
     }
 
+    /// Serves a queued request for which a change has waited long enough, or that change, whether its connection takes data or
+    /// not; or what must go before it. MUST decide as `select` does, or wait if the lane is not open. Only for policies that
+    /// [mind connections](Conduct::minds_connections).
+    fn serve_pressing(&mut self, _view: &View<'_>, _slot: Slot, _batch: &mut Vec<Slot>) -> Choice {
+        Choice::until_event(WaitReason::Connection)
+    }
+
     /// May hand its queued requests to another policy that replaces it; called before each decision. True if it did:
     /// the core then reloads the limits.
     fn reconsider(&mut self, _view: &View<'_>) -> bool {
@@ -329,6 +338,11 @@ pub trait Policy: Any + Send {
         false
     }
 
+    /// It has rules that may [withhold](Policy::is_withheld) requests.
+    fn may_withhold(&self) -> bool {
+        false
+    }
+
     /// It hands over everything at once: in-flight limits do not apply.
     fn unlimited(&self) -> bool {
         info(&self.spec().name).is_some_and(|info| info.conduct.unlimited)
@@ -337,6 +351,11 @@ pub trait Policy: Any + Send {
     /// Maximum batches in flight per lane, if the policy wants fewer than configured.
     fn lane_requests(&self) -> Option<u32> {
         None
+    }
+
+    /// The number of the time window that it now serves requests in, from 1; 0: it has none.
+    fn window(&self, _view: &View<'_>) -> u64 {
+        0
     }
 
     /// A batch ended.
@@ -362,6 +381,9 @@ pub trait Policy: Any + Send {
 
     /// Sets the portions of limits over all servers that this one may grant.
     fn set_portions(&mut self, _view: &View<'_>, _portions: &Portions) {}
+
+    /// Nodes or lanes have come or gone, from an instant on: it holds, with what was in force before, until the next call.
+    fn members(&mut self, _view: &View<'_>, _members: &Members) {}
 
     /// Sets or clears the prediction from a recorded run. Requests already queued need not benefit.
     fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}
@@ -434,7 +456,8 @@ pub struct Conduct {
     pub speculates: bool,
     /// With these parameters it may idle a lane that has queued requests; it says until when.
     pub idles: fn(&Params) -> bool,
-    /// It serves reads only of connections that can take data (2002: `select()`).
+    /// It serves reads only of connections that can take data (2002: `select()`), unless a change has waited for one, or for
+    /// a lane that idles, for half a second.
     pub minds_connections: bool,
     /// With these parameters only a connection's first read and its first write, by arrival, may be served.
     pub in_order: fn(&Params) -> bool,
@@ -529,4 +552,34 @@ pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, Policy
 /// Checks a policy for a server with `lanes` lanes without keeping it.
 pub fn check(spec: &PolicySpec, lanes: u16) -> Result<(), PolicyError> {
     build(spec, &Setup::of(lanes, 1)).map(|_| ())
+}
+
+/// The policy of a server that limits nothing.
+pub fn unlimited() -> PolicySpec {
+    PolicySpec::named(none::INFO.name)
+}
+
+/// Checks a policy for a server of calls on names, without keeping it. They use no device, so that only how many go in a
+/// second can be limited: by `tbf` with hard limits in `requests_per_s`; `none` limits nothing.
+pub fn check_for_names(spec: &PolicySpec) -> Result<(), PolicyError> {
+    check(spec, 1)?;
+    let unsuitable = |why| Err(PolicyError::Unsuitable { policy: tbf::INFO.name, why });
+    let limits = match spec {
+        spec if *spec == unlimited() => return Ok(()),
+        spec if spec.name == tbf::INFO.name => spec.params.get("rules").map_or("", String::as_str),
+        _ => return unsuitable("the metadata server takes tbf and none only".into()),
+    };
+    let rules = parts::rules::parse(limits).unwrap_or_default();
+    let other =
+        |rule: &&parts::rules::Rule| !rule.settings.contains_key("requests_per_s") || !parts::limits::is_hard(rule);
+    match rules.iter().find(other) {
+        Some(rule) => unsuitable(format!(
+            "rule {} must have requests_per_s and not borrow=on: calls on names have no bytes and use no device",
+            rule.name
+        )),
+        None if rules.is_empty() => {
+            unsuitable("give it rules= with requests_per_s; policy none ends all limits".into())
+        }
+        None => Ok(()),
+    }
 }

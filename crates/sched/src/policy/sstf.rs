@@ -7,7 +7,7 @@
 //!
 //! Waiting: the lane idles while the connection whose turn it is cannot take data, for at most `patience_us` between
 //! two batches; then unready jobs are skipped until they are ready. `patience_us=0` waits without limit, as the paper's
-//! rule does: a connection that never takes data stops the lane, and idle time is unbounded.
+//! rule does: a connection that never takes data stops the lane for reads, and their idle time is unbounded.
 
 use std::collections::VecDeque;
 

@@ -80,9 +80,9 @@ impl Tbf {
     fn allowed(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<u32, Nanos> {
         let (mut best, mut until): (Option<(Turn, u32)>, Nanos) = (None, Nanos::MAX);
         for parent in 0..=self.limits.parents() {
-            let is_late = |r: &Self, class: &Class<Account>, turn: Turn| r.limits.ready_at(class) > turn.0;
+            let is_late = |r: &Self, class: &Class<Account>, turn: Turn| r.limits.ready_at(class) > turn.ready_at();
             let Some(first) = self.first(queues, view, |r| r.order.first(lane, parent), is_late) else { continue };
-            match first.0.0.max(self.limits.above_ready_at(&queues.classes, parent)) {
+            match first.0.ready_at().max(self.limits.above_ready_at(&queues.classes, parent)) {
                 from if from > view.now => until = until.min(from),
                 _ => best = Some(best.map_or(first, |best| best.min(first))),
             }
@@ -126,12 +126,20 @@ impl ClassRule for Tbf {
         let mut fresh = Filed { parent: limit.map_or(0, |l| l.parent), ..Filed::default() };
         if let Some(oldest) = oldest {
             let ready_at = self.limits.ready_at(class);
-            fresh.turn = (ready_at.max(view.table.arrival(oldest).min(view.now)), view.table.seq(oldest));
+            let from = ready_at.max(view.table.arrival(oldest).min(view.now));
+            fresh.turn = Turn::new(from, view.table.seq(oldest));
             if limit.is_some() && self.limits.is_soft(class) {
                 fresh.borrow = class.account.borrowed.max(self.order.virtual_now(lane));
             }
         }
         self.order.refile(lane, flow, queues.flows.data(flow), fresh);
+    }
+
+    fn settle(&mut self, queues: &mut Queues<Self>, _: &View<'_>, flow: u32) {
+        let (lane, class) = queues.flows.key(flow);
+        let class = queues.classes.get(class);
+        let (ready_at, borrowed) = (self.limits.ready_at(class), class.account.borrowed);
+        self.order.settle(lane, flow, queues.flows.data(flow), ready_at, borrowed);
     }
 
     fn next(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<(u32, ()), Nanos> {

@@ -12,6 +12,9 @@
 //! - `order`: the rotation by N by default. The paper's "N-th permutation of the servers list" (IV-B) is taken to be the
 //!   lexicographic one, counted from 0: `permutation`. It starts the first (n-1)! nodes at the same server.
 //!
+//! Nodes and servers that come or go change rank and windows at an instant on which the nodes agree (`parts/rounds.rs`,
+//! `node::members`). A server that is gone or hangs has no window; requests for it are served whenever it has room.
+//!
 //! A request belongs to the server of its first byte, unsplit, as in the paper; an I/O node's `split` option is ours.
 //! Refused with a single lane: there is nothing to coordinate.
 //!
@@ -42,10 +45,11 @@ mod params;
 
 use std::any::Any;
 
-use super::parts::rounds::{Rounds, Timer, permutation, rotation};
+use super::parts::rounds::{OrderOf, Rounds, Timer, permutation, rotation};
 use super::parts::server_holds::ServerHolds;
 use super::parts::server_queues::ServerQueues;
 use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::members::Members;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -76,16 +80,21 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         return Err(params.refuse("anticipation_us", remedy));
     }
     let queues = ServerQueues::new(by_offset, params, setup);
-    let order = match params.text("order") {
-        "permutation" => permutation(setup.lanes, setup.node_rank),
-        _ => rotation(setup.lanes, setup.node_rank),
+    let order: OrderOf = match params.text("order") {
+        "permutation" => permutation,
+        _ => rotation,
     };
     let timer = match params.text("timer") {
         "local" => Timer::Own(setup.started),
         _ => Timer::Shared,
     };
     Ok(Box::new(Twins {
-        rounds: Rounds::new(Nanos::from_micros(params.integer("window_us")), timer, order),
+        rounds: Rounds::new(
+            Nanos::from_micros(params.integer("window_us")),
+            timer,
+            (setup.lanes, setup.node_rank),
+            order,
+        ),
         queues,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
         holds: ServerHolds::new(params, setup),
@@ -158,7 +167,8 @@ impl Policy for Twins {
             Others::WhileIdle => self.is_idle(view, home),
             Others::Never => false,
         };
-        let mut servers = self.rounds.occupied_from(home).take_while(|server| others || *server == home);
+        let in_turn = self.rounds.occupied_from(home).take_while(|server| others || *server == home);
+        let mut servers = in_turn.chain(self.rounds.occupied_without_window());
         if let Some(server) = servers.find(|server| view.open(*server))
             && self.queues.take(view, server, batch)
         {
@@ -169,14 +179,22 @@ impl Policy for Twins {
         let reason = if view.open(home) { WaitReason::Window } else { WaitReason::LanesBusy };
         let until = match self.others {
             // No wake-up is needed for windows of servers without requests.
-            Others::Never => end + self.rounds.windows(self.rounds.skipped_after(home)),
+            Others::Never => self.rounds.next_after(home, end).min(self.rounds.changes_at(view)),
             _ => end,
         };
         Choice::Wait { until, reason }
     }
 
+    fn window(&self, view: &View<'_>) -> u64 {
+        self.rounds.number(view).saturating_add(1)
+    }
+
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         self.holds.completed(view, self.rounds.current(view), done);
+    }
+
+    fn members(&mut self, view: &View<'_>, members: &Members) {
+        self.rounds.members(view, members);
     }
 
     /// Keeps the accounts of streams and the positions of scans.

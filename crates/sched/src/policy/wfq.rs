@@ -134,7 +134,8 @@ struct Wfq {
 
 impl Wfq {
     fn quantum_of(&self, who: &Who) -> (u64, Option<&Rule>) {
-        self.rules.iter().find(|(r, _)| r.fits(who)).map_or((self.quantum, None), |(r, q)| (*q, Some(r)))
+        let found = rules::matching(self.rules.iter().map(|(rule, _)| rule), who).map(|at| &self.rules[at]);
+        found.map_or((self.quantum, None), |(rule, quantum)| (*quantum, Some(rule)))
     }
 
     fn leave(&mut self, q: u32) {

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod answers;
+mod dirtying;
 mod objects;
 
 use std::io::{self, IoSlice};
@@ -24,6 +25,7 @@ use serde_json::{Map, Value, json};
 use self::ahead::{Object, take_speculation};
 pub(super) use self::answers::{Done, errno_of};
 use self::answers::{answer, complete, complete_after, complete_modelled, outcome};
+use self::dirtying::Dirtying;
 use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
 use super::{Item, durability};
@@ -50,6 +52,8 @@ pub(crate) struct Disk {
     sync_threads: Workers,
     /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
     cached: Option<CachedReads>,
+    /// Whether writes that only go to the page cache may be done before they are scheduled.
+    dirtying: Option<Dirtying>,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
     /// What was read ahead from the modelled device.
@@ -64,8 +68,8 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Up to `depth` batches are handed over at once; 0: no more than usual. `read_ahead_bytes` are read ahead of the clients
-    /// at most; 0, or from a folder in memory, nothing is. `cached_pass`: what is in the page cache, or was read ahead from a
-    /// modelled device, need not be scheduled; from a folder in memory everything is.
+    /// at most; 0, or from a folder in memory, nothing is. `cached_pass`: what is in the page cache, only goes there, or was read
+    /// ahead from a modelled device, need not be scheduled; from a folder in memory everything is.
     ///
     /// # Errors
     /// That of the system, which starts no thread.
@@ -85,6 +89,7 @@ impl Disk {
         let read_ahead = (read_ahead_bytes > 0 && waits).then(ahead);
         let memory = (read_ahead_bytes > 0 && device.is_some()).then(|| Memory::new(read_ahead_bytes));
         let cached = (cached_pass && waits && (device.is_none() || memory.is_some())).then(CachedReads::default);
+        let dirtying = (cached_pass && waits && device.is_none()).then(Dirtying::default);
         Ok(Arc::new_cyclic(|this| Disk {
             this: this.clone(),
             vitals,
@@ -94,6 +99,7 @@ impl Disk {
             threads,
             sync_threads,
             cached,
+            dirtying,
             read_ahead,
             memory,
             settling: Mutex::new(None),
@@ -314,7 +320,11 @@ impl Disk {
                 if waits {
                     return None;
                 }
-                Some(self.perform(work))
+                let result = self.perform(work);
+                if result.is_ok() {
+                    self.look_for_pages(file, extent.lane_offset);
+                }
+                Some(result)
             }
             Op::Sync | Op::Truncate | Op::Unlink => None,
         }

@@ -72,8 +72,8 @@ pub(super) fn change_space<F: FileSystem>(
 
 /// A sync has failed; gives the number of the loss.
 pub(super) fn lost<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: u64, error: &io::Error) -> u32 {
-    losses.complaints.about(&format!("{key:016x}"), || {
-        tracing::error!(key, %error, "a sync failed; unsynced data of the object are lost");
+    losses.complaints.about("sync", &format!("{key:016x}"), |syncs| {
+        tracing::error!(key, syncs, %error, "a sync failed; unsynced data of the object are lost");
     });
     losses.lost(store, key)
 }

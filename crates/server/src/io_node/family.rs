@@ -7,10 +7,11 @@ use impresario_layout::{Layout, Piece};
 use impresario_node::Parent;
 use impresario_wire::{Answer, Fault, LaneState};
 
-use crate::connection::Reply;
+use crate::connection::{Connection, Reply};
 use crate::outbox::Bulk;
 use crate::owed::Owed;
 use crate::payload::{Buffer, Slice};
+use crate::withheld::CallKey;
 
 /// The request and what is known of its parts.
 pub(super) struct Family {
@@ -21,6 +22,7 @@ pub(super) struct Family {
     ranges: Vec<Piece>,
     /// Of a change of space that may move the end, which is done last.
     extends: bool,
+    call: Option<CallKey>,
     state: Mutex<State>,
 }
 
@@ -59,8 +61,14 @@ impl Family {
         self.state.lock().reply.as_ref().is_some_and(Reply::client_is_gone)
     }
 
+    /// The call that it is, by its connection and its number there.
+    pub(super) fn call(&self) -> Option<(&Arc<Connection>, u64)> {
+        self.call.as_ref().map(|(connection, number)| (connection, *number))
+    }
+
     /// Of a read or write of `len` bytes at `offset`, cut into `ranges`.
     pub(super) fn of_data(layout: Layout, offset: u64, len: u64, ranges: Vec<Piece>, reply: Reply) -> Arc<Family> {
+        let call = call_of(&reply);
         let state = State {
             parent: Parent::new(ranges.len() as u32),
             reply: Some(reply),
@@ -68,14 +76,14 @@ impl Family {
             read: ranges.iter().map(|_| None).collect(),
             lanes: Vec::new(),
         };
-        Arc::new(Family { layout, offset, len, ranges, extends: false, state: Mutex::new(state) })
+        Arc::new(Family { layout, offset, len, ranges, extends: false, call, state: Mutex::new(state) })
     }
 
     /// Of a change of space, cut into `ranges`.
     pub(super) fn of_change(layout: Layout, ranges: Vec<Piece>, extends: bool, reply: Reply) -> Arc<Family> {
-        let parent = Parent::new(ranges.len() as u32);
+        let (parent, call) = (Parent::new(ranges.len() as u32), call_of(&reply));
         let state = State { parent, reply: Some(reply), fault: None, read: Vec::new(), lanes: Vec::new() };
-        Arc::new(Family { layout, offset: 0, len: 0, ranges, extends, state: Mutex::new(state) })
+        Arc::new(Family { layout, offset: 0, len: 0, ranges, extends, call, state: Mutex::new(state) })
     }
 
     /// Its parts are barriers, with nothing to do but for the last one.
@@ -85,6 +93,7 @@ impl Family {
 
     /// Of a barrier on `parts` data servers.
     pub(super) fn of_barriers(layout: Layout, reply: Reply) -> Arc<Family> {
+        let call = call_of(&reply);
         let state = State {
             parent: Parent::new(u32::from(layout.pcount)),
             reply: Some(reply),
@@ -92,7 +101,15 @@ impl Family {
             read: Vec::new(),
             lanes: Vec::new(),
         };
-        Arc::new(Family { layout, offset: 0, len: 0, ranges: Vec::new(), extends: false, state: Mutex::new(state) })
+        Arc::new(Family {
+            layout,
+            offset: 0,
+            len: 0,
+            ranges: Vec::new(),
+            extends: false,
+            call,
+            state: Mutex::new(state),
+        })
     }
 
     /// The bytes of a write that go to the data server of `range`, in the order of its object.
@@ -168,4 +185,8 @@ impl Family {
             Some(read.get(index)?.as_ref()?.part(from..from + piece.len as usize))
         })
     }
+}
+
+fn call_of(reply: &Reply) -> Option<CallKey> {
+    reply.call().map(|(connection, number)| (connection.clone(), number))
 }

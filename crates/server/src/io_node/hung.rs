@@ -4,15 +4,20 @@
 //! A server that is slow answers something all the time, and its requests keep their places. Requests that need a
 //! server that hangs hold none, so that requests for other servers go on; a bounded number of them is under way at
 //! once. A server hangs until it answers.
+//!
+//! Nor do requests hold one that a server withholds by a limit, so that those go on that are not limited. It says so, and hence
+//! does not hang.
+
+use std::sync::Arc;
 
 use impresario_base::slab::{Key, Slab};
+use impresario_client::Watch;
+use impresario_node::Party;
+pub(super) use impresario_node::members::HANGS_AFTER as SILENCE;
 use impresario_sched::{Nanos, Request};
 use smallvec::SmallVec;
 
 use super::{Answering, Item};
-
-/// A server that has said nothing for so long while requests waited hangs.
-pub(super) const SILENCE: Nanos = Nanos(100_000_000);
 
 /// A server that has said nothing for so long is worth a word: slow ones hang now and then, until their next answer.
 const TOLD_AFTER: Nanos = Nanos(1_000_000_000);
@@ -36,12 +41,21 @@ pub(super) fn add_lanes(lanes: &mut Lanes, request: &Request, item: &Item, split
     lanes.extend(pieces.map(|piece| striping.lane(piece.server)));
 }
 
+/// For whom a request is forwarded, and what is heard of it.
+pub(super) struct Whose {
+    pub(super) party: Party,
+    pub(super) watch: Arc<Watch>,
+}
+
 /// A request that was forwarded.
 struct UnderWay {
     since: Nanos,
+    whose: Whose,
     needs: Lanes,
     /// The lane of each batch of the scheduler that it is made of.
     batches: Lanes,
+    is_withheld: bool,
+    /// It holds no place: it is withheld, or needs a server that hangs.
     is_stuck: bool,
 }
 
@@ -74,7 +88,7 @@ impl Hung {
         self.hanging > 0
     }
 
-    /// Requests under way that need a server that hangs.
+    /// Requests under way that need a server that hangs, or that are withheld.
     pub(super) fn stuck(&self) -> usize {
         self.stuck
     }
@@ -84,11 +98,15 @@ impl Hung {
         self.any() && needs.iter().any(|lane| self.server(*lane).hangs)
     }
 
-    /// Whether a request of these needs is sure to get stuck: one under way is that needs no other servers. Any other may
-    /// find that the servers that it needs answer.
-    pub(super) fn is_hopeless(&self, needs: &Lanes) -> bool {
+    /// Whether a request of these needs is sure to get stuck: one under way is that needs no other servers, or one of the same party
+    /// is withheld. Any other may find that the servers that it needs answer.
+    pub(super) fn is_hopeless(&self, needs: &Lanes, party: Party) -> bool {
+        let hangs = self.hangs(needs);
         let mut under_way = self.under_way.iter().map(|(_, request)| request);
-        self.hangs(needs) && under_way.any(|u| u.is_stuck && u.needs.iter().all(|lane| needs.contains(lane)))
+        under_way.any(|u| {
+            let is_alike = if u.is_withheld { u.whose.party == party } else { hangs && u.is_stuck };
+            is_alike && u.needs.iter().all(|lane| needs.contains(lane))
+        })
     }
 
     /// The lanes of the servers that hang.
@@ -101,10 +119,10 @@ impl Hung {
     }
 
     /// A request of these batches is forwarded.
-    pub(super) fn begin(&mut self, at: Nanos, needs: Lanes, batches: Lanes) -> Key {
+    pub(super) fn begin(&mut self, at: Nanos, needs: Lanes, batches: Lanes, whose: Whose) -> Key {
         let is_stuck = self.hangs(&needs);
         self.stuck += usize::from(is_stuck);
-        self.under_way.insert(UnderWay { since: at, needs, batches, is_stuck })
+        self.under_way.insert(UnderWay { since: at, whose, needs, batches, is_withheld: false, is_stuck })
     }
 
     /// It is done; `answered`: by the servers, not for want of them. True when requests that waited may go now.
@@ -125,8 +143,8 @@ impl Hung {
 
     /// Finds the servers that hang. The lanes of those that have for so long that it is to be told, each once.
     pub(super) fn look(&mut self, at: Nanos) -> Lanes {
-        let (mut more, mut told) = (false, Lanes::new());
-        for request in self.under_way.iter().map(|(_, request)| request) {
+        let (mut more, mut told) = (self.look_for_withheld(at), Lanes::new());
+        for request in self.under_way.iter().map(|(_, request)| request).filter(|request| !request.is_withheld) {
             for lane in &request.needs {
                 let Some(server) = self.servers.get_mut(usize::from(*lane)) else { continue };
                 let silent = at.since(request.since.max(server.answered));
@@ -145,15 +163,41 @@ impl Hung {
         told
     }
 
-    /// Which servers hang has changed.
+    /// Finds the requests that are withheld; whether they, or the servers that hang, are others than before.
+    fn look_for_withheld(&mut self, at: Nanos) -> bool {
+        let mut more = false;
+        for index in 0..self.slots() {
+            let Some(request) = self.under_way.at_mut(index) else { continue };
+            let is_withheld = request.whose.watch.is_withheld();
+            more |= std::mem::replace(&mut request.is_withheld, is_withheld) != is_withheld;
+            // Of several servers it is not known which said so.
+            if let [lane, others @ ..] = &*request.needs
+                && is_withheld
+                && others.iter().all(|other| other == lane)
+                && let Some(server) = self.servers.get_mut(usize::from(*lane))
+            {
+                (server.answered, server.is_told) = (at, false);
+                more |= std::mem::take(&mut server.hangs);
+            }
+        }
+        more
+    }
+
+    /// The places of the table of what is under way.
+    fn slots(&self) -> u32 {
+        self.under_way.iter().map(|(key, _)| key.index + 1).max().unwrap_or(0)
+    }
+
+    /// Which servers hang, or which requests are withheld, has changed.
     fn mark(&mut self) {
         self.hanging = self.servers.iter().filter(|server| server.hangs).count();
         self.stuck = 0;
-        for index in 0..self.under_way.iter().map(|(key, _)| key.index + 1).max().unwrap_or(0) {
-            let hangs = self.under_way.at(index).is_some_and(|request| self.hangs(&request.needs));
+        for index in 0..self.slots() {
+            let is_stuck = |request: &UnderWay| request.is_withheld || self.hangs(&request.needs);
+            let is_stuck = self.under_way.at(index).is_some_and(is_stuck);
             if let Some(request) = self.under_way.at_mut(index) {
-                request.is_stuck = hangs;
-                self.stuck += usize::from(hangs);
+                request.is_stuck = is_stuck;
+                self.stuck += usize::from(is_stuck);
             }
         }
     }
@@ -177,13 +221,17 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
+    fn whose(job: u64) -> Whose {
+        Whose { party: (job, 0), watch: Arc::default() }
+    }
+
     #[test]
     fn a_server_hangs_when_it_says_nothing_and_until_it_answers() {
         let mut hung = Hung::new(3);
         let at = |ms: u64| Nanos(ms * MS);
-        let slow: Vec<_> = (0..3).map(|_| hung.begin(at(1000), smallvec![0], smallvec![0])).collect();
-        let silent = hung.begin(at(1000), smallvec![1], smallvec![1]);
-        let both = hung.begin(at(1000), smallvec![0, 1], smallvec![0, 0]);
+        let slow: Vec<_> = (0..3).map(|_| hung.begin(at(1000), smallvec![0], smallvec![0], whose(0))).collect();
+        let silent = hung.begin(at(1000), smallvec![1], smallvec![1], whose(0));
+        let both = hung.begin(at(1000), smallvec![0, 1], smallvec![0, 0], whose(0));
         assert!(hung.look(at(1090)).is_empty() && !hung.any());
         assert!(!hung.end(at(1090), slow[0], true));
         assert!(hung.look(at(1110)).is_empty() && hung.any(), "server 1 has said nothing for 110 ms");
@@ -191,17 +239,17 @@ mod tests {
         let mut counts = [0; 3];
         hung.count_batches(&mut counts);
         assert_eq!(counts, [2, 1, 0], "the batches of what is stuck");
-        assert!(hung.is_hopeless(&smallvec![1, 2]) && !hung.is_hopeless(&smallvec![0, 2]));
-        let later = hung.begin(at(1120), smallvec![1], smallvec![1]);
+        assert!(hung.is_hopeless(&smallvec![1, 2], (0, 0)) && !hung.is_hopeless(&smallvec![0, 2], (0, 0)));
+        let later = hung.begin(at(1120), smallvec![1], smallvec![1], whose(0));
         assert_eq!(hung.stuck(), 3);
         assert!(hung.end(at(1130), later, false) && hung.any(), "given up, which is no answer");
         assert!(hung.end(at(1150), silent, true), "it goes on");
         assert_eq!((hung.any(), hung.stuck()), (false, 0));
         assert!(hung.look(at(1180)).is_empty() && !hung.any());
         assert!(hung.look(at(1200)).is_empty() && hung.any(), "server 0 is silent since 1090");
-        let either = hung.begin(at(1210), smallvec![0, 2], smallvec![0]);
+        let either = hung.begin(at(1210), smallvec![0, 2], smallvec![0], whose(0));
         assert!(hung.look(at(1400)).is_empty() && hung.lanes().eq([0, 1, 2]), "for all that is known");
-        assert!(!hung.is_hopeless(&smallvec![2]), "it may be server 0 alone");
+        assert!(!hung.is_hopeless(&smallvec![2], (0, 0)), "it may be server 0 alone");
         for key in [slow[1], slow[2], both, either] {
             hung.end(at(1500), key, true);
         }
@@ -213,13 +261,13 @@ mod tests {
         let mut hung = Hung::new(2);
         let at = |ms: u64| Nanos(ms * MS);
         // One answers every 150 ms, and hangs in between.
-        let (mut hangs, mut slow) = (0, hung.begin(at(0), smallvec![0], smallvec![0]));
+        let (mut hangs, mut slow) = (0, hung.begin(at(0), smallvec![0], smallvec![0], whose(0)));
         for ms in (50..=60_000).step_by(50) {
             assert!(hung.look(at(ms)).is_empty(), "{ms}");
             hangs += usize::from(hung.any());
             if ms % 150 == 0 {
                 assert!(hung.end(at(ms), slow, true));
-                slow = hung.begin(at(ms), smallvec![0], smallvec![0]);
+                slow = hung.begin(at(ms), smallvec![0], smallvec![0], whose(0));
             }
         }
         assert!(hangs >= 400, "{hangs}");
@@ -227,7 +275,7 @@ mod tests {
         assert_eq!(hung.look(at(61_010))[..], [0]);
         assert!(hung.look(at(70_000)).is_empty() && hung.any(), "once");
         hung.end(at(70_000), slow, true);
-        hung.begin(at(70_000), smallvec![0, 1], smallvec![0]);
+        hung.begin(at(70_000), smallvec![0, 1], smallvec![0], whose(0));
         assert_eq!(hung.look(at(71_000))[..], [0, 1], "and again when it has answered meanwhile");
     }
 }

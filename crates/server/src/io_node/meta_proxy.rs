@@ -24,6 +24,7 @@ use rustc_hash::FxHashMap;
 use crate::connection::{Connection, Reply};
 use crate::export::restricting;
 use crate::outbox::{Bulk, OutFrame, Outbox, STACK_BYTES};
+use crate::withheld::GivenUp;
 
 /// First and longest pause between attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
@@ -99,6 +100,11 @@ impl MetaProxy {
     pub(super) fn pass_on(&self, call: &Call, reply: Reply) {
         self.0.pass_on(call, reply);
     }
+
+    /// Passes on that the client gives calls up. Never waits.
+    pub(super) fn give_up(&self, given_up: &GivenUp) {
+        self.0.give_up(given_up);
+    }
 }
 
 impl Drop for MetaProxy {
@@ -135,6 +141,18 @@ impl Passing {
                 drop(state);
                 self.changed.notify_one();
             }
+        }
+    }
+
+    /// The client does not want these calls any more: the metadata server forgets those that it withholds.
+    fn give_up(&self, given_up: &GivenUp) {
+        let (outbox, calls) = {
+            let state = self.state.lock();
+            let mine = state.waiting.iter().filter(|(_, waiting)| given_up.has(&waiting.reply));
+            (state.outbox.clone(), mine.map(|(id, _)| *id).collect::<Vec<_>>())
+        };
+        if let Some(outbox) = outbox.filter(|_| !calls.is_empty()) {
+            self.send_unasked(&outbox, &Call::GiveUp { calls });
         }
     }
 
@@ -222,7 +240,7 @@ impl Passing {
                     let Some(since) = self.state.lock().oldest() else { continue };
                     match silence.judge(impresario_engine::now(), since, false, &patience) {
                         Sign::Wait => {}
-                        Sign::Ping => self.ping(outbox),
+                        Sign::Ping => self.send_unasked(outbox, &Call::Status),
                         Sign::GiveUp(_) => return TransportError::TimedOut,
                     }
                 }
@@ -232,6 +250,17 @@ impl Passing {
     }
 
     fn hand_out(&self, id: u64, answer: &Answer) -> Result<(), TransportError> {
+        if let (0, Answer::Withheld { calls, unread_from }) = (id, answer) {
+            let state = self.state.lock();
+            let is_unread = |id: u64| unread_from.is_some_and(|from| id >= from);
+            let unread = state.waiting.keys().filter(|id| is_unread(**id));
+            let number = |id| state.waiting.get(id).and_then(|waiting| Some(waiting.reply.call()?.1));
+            let calls = calls.iter().chain(unread).filter_map(number).collect();
+            drop(state);
+            let unread_from = self.client.unread_from();
+            self.client.outbox.send_if_free(&Answer::Withheld { calls, unread_from });
+            return Ok(());
+        }
         let waiting = self.state.lock().waiting.remove(&id);
         match (waiting, answer) {
             (Some(waiting), answer) => waiting.reply.send(answer),
@@ -243,9 +272,10 @@ impl Passing {
         Ok(())
     }
 
-    fn ping(&self, outbox: &Arc<Outbox>) {
+    /// Sends a call whose answer tells nothing but that the metadata server is there.
+    fn send_unasked(&self, outbox: &Arc<Outbox>, call: &Call) {
         let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
-        if let Ok(head) = frame::encode(Kind::Call, id, &Call::Status, 0) {
+        if let Ok(head) = frame::encode(Kind::Call, id, call, 0) {
             outbox.send(OutFrame::new(head, Bulk::None, None));
         }
     }

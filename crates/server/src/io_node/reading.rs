@@ -7,6 +7,7 @@ use std::sync::Arc;
 use impresario_client::{End, Job, Task};
 use impresario_sched::Request;
 use impresario_wire::{Answer, Fault};
+use smallvec::smallvec;
 
 use super::family::Short;
 use super::forward::{Begun, Forwarded, Forwarder, Joined, complete, fail_all, is_of_one};
@@ -93,7 +94,8 @@ impl Reading {
             None => {
                 let parts = std::mem::take(&mut self.load.parts);
                 let buffer = buffers.pop().flatten().unwrap_or_else(|| forwarder.buffer(0));
-                forwarder.answer_reads(&self.target, self.range.start, parts, (buffer, got), &mut forwarded);
+                let came = (buffer, smallvec![(self.range.clone(), 0..got)]);
+                forwarder.answer_reads(&self.target, parts, came, &mut forwarded);
             }
         }
         self.end(forwarded);
@@ -101,7 +103,7 @@ impl Reading {
 
     fn end(self, forwarded: Forwarded) {
         let Reading { forwarder, load, begun, .. } = self;
-        complete(load.tickets, 0, begun.started);
+        complete(load.tickets, |_| 0, begun.started);
         if !forwarded.shorts.is_empty() {
             forwarder.resolve_later(forwarded.shorts);
         }
@@ -116,14 +118,16 @@ impl Reading {
                 part.copy_from_slice(&buffer);
             }
         }
-        let got = match self.forwarder.read_on(&self.target, self.range.start, &mut whole, got) {
+        let read_on = || self.forwarder.read_on(&self.target, self.range.start, &mut whole, got);
+        let got = match self.begun.watched.attend(read_on) {
             Ok(got) => got,
             Err(fault) if is_of_one(&fault, self.begun.started, &self.load.parts) => return self.again(),
             Err(fault) => return self.failed(&fault),
         };
         let mut forwarded = Forwarded::default();
         let parts = std::mem::take(&mut self.load.parts);
-        self.forwarder.answer_reads(&self.target, self.range.start, parts, (whole, got), &mut forwarded);
+        let came = (whole, smallvec![(self.range.clone(), 0..got)]);
+        self.forwarder.answer_reads(&self.target, parts, came, &mut forwarded);
         self.end(forwarded);
     }
 
@@ -136,7 +140,8 @@ impl Reading {
     fn failed(self, fault: &Fault) {
         let Reading { forwarder, load, begun, .. } = self;
         forwarder.has_failed();
-        complete(load.tickets, fail_all(load.parts, fault), begun.started);
+        let errno = fail_all(load.parts, fault);
+        complete(load.tickets, |_| errno, begun.started);
         begun.end(fault.errno != libc::EIO);
     }
 }

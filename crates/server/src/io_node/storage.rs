@@ -1,6 +1,7 @@
 //! What an I/O node forwards to: the data servers of its cluster, or a folder of a file system.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 use impresario_client::{Striped, Task};
@@ -73,6 +74,46 @@ pub(crate) trait Storage: Send + Sync + 'static {
     /// Writes what several clients sent, back to back.
     fn write(&self, whos: &[Who], target: &Target, start: u64, pieces: &[&[u8]]) -> Result<Vec<LaneState>, Fault>;
 
+    /// Reads ranges into `into`, back to back; gives how much there is of each from its start on. `None`: some are cut short by
+    /// the end of the object, and which, only reads of one at a time tell.
+    fn read_list(&self, target: &Target, ranges: &[Range<u64>], into: &mut [u8]) -> Result<Option<Vec<usize>>, Fault> {
+        let mut rest = into;
+        let got = ranges.iter().map(|range| {
+            let left = std::mem::take(&mut rest);
+            let (mine, later) = left.split_at_mut(((range.end - range.start) as usize).min(left.len()));
+            rest = later;
+            self.read(target, range.start, mine)
+        });
+        got.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Writes ranges, each of some of the pieces, which are back to back in this order.
+    fn write_list(
+        &self,
+        whos: &[Who],
+        target: &Target,
+        ranges: &[Range<u64>],
+        pieces: &[&[u8]],
+    ) -> Result<Vec<LaneState>, Fault> {
+        let mut lanes = Vec::new();
+        let mut rest = pieces;
+        for range in ranges {
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|piece| {
+                bytes += piece.len() as u64;
+                bytes <= range.end - range.start
+            });
+            let (mine, later) = rest.split_at(count.count());
+            rest = later;
+            for lane in self.write(whos, target, range.start, mine)? {
+                if !lanes.contains(&lane) {
+                    lanes.push(lane);
+                }
+            }
+        }
+        Ok(lanes)
+    }
+
     /// Makes a file's data durable. Gives what tells whether they may have been lost, and how the sync failed, or 0.
     fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault>;
 
@@ -101,6 +142,11 @@ pub(crate) trait Storage: Send + Sync + 'static {
     fn prefetch(&self, _: &Who, _: FileKey, _: &Layout, _offset: u64, _len: u64) -> Result<u64, Fault> {
         Ok(0)
     }
+}
+
+/// Ranges as (offset, length).
+fn extents(ranges: &[Range<u64>]) -> Vec<(u64, usize)> {
+    ranges.iter().map(|range| (range.start, (range.end - range.start) as usize)).collect()
 }
 
 /// Pieces of a write back to back.
@@ -195,6 +241,40 @@ impl Storage for Cluster {
             (None, pieces) => {
                 let merged = joined(&self.pool, pieces);
                 self.striped.write_merged(whos, target.file, &target.layout, start, &merged)
+            }
+        };
+        written.map_err(|error| error.to_fault())
+    }
+
+    fn read_list(&self, target: &Target, ranges: &[Range<u64>], into: &mut [u8]) -> Result<Option<Vec<usize>>, Fault> {
+        let Target { who, file, layout, made, server } = target;
+        let extents = extents(ranges);
+        let got = match server {
+            Some(server) => self
+                .striped
+                .lane_read_list(who, *server, *file, &extents, into)
+                .map(|all| all.then(|| extents.iter().map(|extent| extent.1).collect())),
+            None => self.striped.read_list(who, *file, layout, *made, &extents, into).map(Some),
+        };
+        got.map_err(|error| error.to_fault())
+    }
+
+    fn write_list(
+        &self,
+        whos: &[Who],
+        target: &Target,
+        ranges: &[Range<u64>],
+        pieces: &[&[u8]],
+    ) -> Result<Vec<LaneState>, Fault> {
+        let extents = extents(ranges);
+        let written = match target.server {
+            Some(server) => {
+                let pieces: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+                self.striped.lane_write_list(whos, server, target.file, &extents, &pieces)
+            }
+            None => {
+                let merged = joined(&self.pool, pieces);
+                self.striped.write_list(whos, target.file, &target.layout, &extents, &merged)
             }
         };
         written.map_err(|error| error.to_fault())

@@ -82,7 +82,7 @@ impl Shared {
             }
         };
         drop(connections);
-        self.complaints.about(host_of(&peer), || {
+        self.complaints.about("peer", host_of(&peer), |_| {
             tracing::warn!(peer, name = hello, max, "closed an idle connection for a new one");
         });
         self.evicted.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Shared {
         let slow: Vec<_> = self.connections.lock().values().filter(owing).cloned().collect();
         for connection in slow {
             connection.suspect();
-            self.complaints.about(connection.host(), || {
+            self.complaints.about("peer", connection.host(), |_| {
                 tracing::warn!(
                     peer = connection.peer(),
                     name = connection.name(),

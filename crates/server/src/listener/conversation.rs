@@ -100,7 +100,7 @@ impl Shared {
         if connection.outbox.was_unread() {
             connection.suspect();
             // The outbox has said why.
-            self.complaints.about(connection.host(), || {});
+            self.complaints.about("peer", connection.host(), |_| {});
         }
         if self.stopping.load(Ordering::Acquire) {
             // Replies made from here on must not wait for this thread.
@@ -263,7 +263,7 @@ impl Shared {
             return self.refuse(connection, id, &fault);
         }
         let bytes = match &call {
-            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(payload_bytes),
+            call if is_write(call) => u64::from(payload_bytes),
             _ if payload_bytes > 0 => {
                 return Err(refuse(libc::EPROTO, "only writes carry a payload".into()));
             }
@@ -281,14 +281,17 @@ impl Shared {
             let message = format!("{bytes} bytes were asked for at once; at most {max} (max_payload_bytes) are given");
             return self.refuse(connection, id, &Fault { errno: libc::EINVAL, message });
         }
+        let body_bytes = service.body_bytes_max(&call);
+        let bytes = bytes + body_bytes;
         self.calls.fetch_add(1, Ordering::Relaxed);
         connection.note_call();
         let patience = self.settings.payload_patience;
-        let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
+        let is_write = is_write(&call);
         // A suspect would have its slices while others wait for more of theirs.
         let in_slices = is_write && !connection.is_suspect();
         let first = if in_slices { self.pool.first_slice_bytes(bytes) } else { bytes };
-        let mut slot = match connection.admit(first, first == bytes, patience) {
+        let admitted = connection.admit(id, first, first == bytes, patience);
+        let mut slot = match admitted {
             Ok(slot) => slot,
             Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),
             Err(denied) => {
@@ -297,6 +300,9 @@ impl Shared {
                 return self.refuse(connection, id, &fault);
             }
         };
+        if body_bytes > 0 {
+            slot.book_body();
+        }
         let mut payload = None;
         if is_write {
             let mut buffer = self.pool.buffer(payload_bytes as usize);
@@ -416,7 +422,7 @@ impl Shared {
             Farewell::Fault(id, fault) => (id, fault),
         };
         let peer = connection.peer();
-        self.complaints.about(connection.host(), || {
+        self.complaints.about("peer", connection.host(), |_| {
             tracing::warn!(peer, name = connection.name(), reason = fault.message, "closing a connection");
         });
         self.answer_unadmitted(connection, id, fault);
@@ -454,6 +460,11 @@ impl Shared {
         );
         Fault { errno: libc::EBUSY, message }
     }
+}
+
+/// Calls with the bytes to be written.
+fn is_write(call: &Call) -> bool {
+    matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::WriteList { .. } | Call::FileWrite { .. })
 }
 
 /// The receiving end of a connection.

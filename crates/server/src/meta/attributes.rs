@@ -43,8 +43,8 @@ impl Meta {
             };
             return Err(errno).explain("set the length of", path);
         }
-        if set.takes != 0 && kind != NodeKind::File {
-            return Err(Errno::INVAL).explain("take permission bits of what is no file,", path);
+        if set.takes != 0 && kind == NodeKind::Symlink {
+            return Err(Errno::INVAL).explain("take permission bits of the link", path);
         }
         if kind == NodeKind::Symlink && set.mode.is_some() {
             return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);

@@ -74,6 +74,8 @@ pub(super) enum Stopped {
     Away(Group, Option<std::io::Error>),
     /// The file itself.
     Local(String),
+    /// Its objects are longer than a local file can be, which any client that writes can bring about.
+    TooLong(String),
 }
 
 impl Stopped {
@@ -82,6 +84,7 @@ impl Stopped {
         match failure {
             Failure::DataServers(error) => Stopped::Away(group, Some(error)),
             Failure::Local(error) => Stopped::Local(error),
+            Failure::TooLong(error) => Stopped::TooLong(error),
         }
     }
 }
@@ -93,11 +96,14 @@ pub(super) enum Failure {
     DataServers(std::io::Error),
     /// The file itself.
     Local(String),
+    /// Its objects are longer than a local file can be.
+    TooLong(String),
 }
 
 impl From<rustix::io::Errno> for Failure {
     fn from(errno: rustix::io::Errno) -> Failure {
-        Failure::Local(std::io::Error::from(errno).to_string())
+        let error = std::io::Error::from(errno).to_string();
+        if errno == rustix::io::Errno::FBIG { Failure::TooLong(error) } else { Failure::Local(error) }
     }
 }
 
@@ -406,10 +412,16 @@ impl BackgroundTasks {
                 }
             }
             Err(Stopped::Away(group, _)) => queue.put_aside(job, group, now),
-            Err(Stopped::Local(error)) => {
-                self.complaints.counted("failed", |jobs| {
-                    tracing::error!(?job, jobs, error, "failed; retried in a minute");
-                });
+            Err(stopped @ (Stopped::Local(_) | Stopped::TooLong(_))) => {
+                match stopped {
+                    Stopped::TooLong(error) => self.complaints.counted("too long", |jobs| {
+                        tracing::warn!(?job, jobs, error, "a file is longer than the metadata folder can tell");
+                    }),
+                    Stopped::Local(error) => self.complaints.counted("failed", |jobs| {
+                        tracing::error!(?job, jobs, error, "failed; retried in a minute");
+                    }),
+                    Stopped::Away(..) => {}
+                }
                 // However many fail, there is room for others.
                 let fits = queue.due.len() < FAILED_MAX && queue.put(job, now + RETRY);
                 queue.overflowed |= !fits;
@@ -533,6 +545,22 @@ mod tests {
         tasks.tried(true);
         assert!(tasks.wait_idle(NOW));
         assert_eq!(tasks.state().0, 1);
+    }
+
+    /// A client can bring it about: it is nothing that the server's administrator must see to.
+    #[test]
+    fn files_that_are_too_long_are_warned_of_once_in_a_while_and_kept() {
+        let tasks = BackgroundTasks::default();
+        let lines = impresario_testing::logged(|| {
+            for key in 0..20 {
+                let job = Job::Settle(FileKey(key));
+                tasks.queue.lock().running.insert(job, None);
+                let failure = Failure::from(rustix::io::Errno::FBIG);
+                tasks.done(job, Err(Stopped::by(failure, Group::default())));
+            }
+        });
+        assert!(lines.len() == 1 && lines[0].starts_with("WARN"), "{lines:?}");
+        assert_eq!(tasks.state().0, 20);
     }
 
     #[test]

@@ -16,6 +16,8 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::path::Arg;
 
+use super::synced::Synced;
+
 /// Called with the name of a step before the step changes anything; tests stop the server there, or say what becomes of it.
 pub type StepHook = Arc<dyn Fn(&'static str) -> Fate + Send + Sync>;
 
@@ -44,6 +46,7 @@ pub(super) struct Disk {
     widening: Mutex<()>,
     /// See [`Disk::without_specials`].
     specials: RwLock<()>,
+    synced: Synced,
 }
 
 /// Flags for opening the file `changes`.
@@ -65,6 +68,7 @@ impl Disk {
             modes: Mutex::new(()),
             widening: Mutex::new(()),
             specials: RwLock::new(()),
+            synced: Synced::new(),
         })
     }
 
@@ -75,6 +79,18 @@ impl Disk {
             Fate::LeftOut => Ok(false),
             Fate::Fails(errno) => Err(Errno::from_raw_os_error(errno)),
         }
+    }
+
+    /// Changes names in a directory, or attributes of a node.
+    fn changes<T>(&self, node: impl AsFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        let done = change();
+        self.synced.changed(node);
+        done
+    }
+
+    /// Changes names in two directories.
+    fn moves<A: AsFd, B: AsFd>(&self, from: A, to: B, change: impl FnOnce(&A, &B) -> Result<()>) -> Result<()> {
+        self.changes(&from, || self.changes(&to, || change(&from, &to)))
     }
 
     /// Replaces a small file as a whole and makes it durable.
@@ -140,45 +156,52 @@ impl Disk {
     /// Creates an empty file, private to the server, open for reading and writing.
     pub(super) fn make_file(&self, directory: impl AsFd, name: &str) -> Result<OwnedFd> {
         self.step("make_file")?;
-        rustix::fs::openat(directory, name, FILE_FLAGS | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)
+        let flags = FILE_FLAGS | OFlags::CREATE | OFlags::EXCL;
+        self.changes(&directory, || rustix::fs::openat(&directory, name, flags, Mode::RUSR | Mode::WUSR))
     }
 
     pub(super) fn make_dir(&self, directory: impl AsFd, name: &str) -> Result<()> {
         self.step("make_dir")?;
-        rustix::fs::mkdirat(directory, name, Mode::RWXU)
+        self.changes(&directory, || rustix::fs::mkdirat(&directory, name, Mode::RWXU))?;
+        // It may have the inode number of one that is gone.
+        match rustix::fs::openat(&directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(made) => self.synced.changed(made),
+            Err(_) => self.synced.forget_all(),
+        }
+        Ok(())
     }
 
     pub(super) fn make_symlink(&self, target: &[u8], directory: impl AsFd, name: &str) -> Result<()> {
         self.step("make_symlink")?;
-        rustix::fs::symlinkat(target, directory, name)
+        self.changes(&directory, || rustix::fs::symlinkat(target, &directory, name))
     }
 
     /// Creates a pipe, a socket or a device.
     pub(super) fn make_node(&self, directory: impl AsFd, name: &str, node: (FileType, u64)) -> Result<()> {
         self.step("make_node")?;
-        rustix::fs::mknodat(directory, name, node.0, Mode::RUSR | Mode::WUSR, node.1)
+        self.changes(&directory, || rustix::fs::mknodat(&directory, name, node.0, Mode::RUSR | Mode::WUSR, node.1))
     }
 
     /// Gives the node behind a name a second name.
     pub(super) fn link(&self, from: impl AsFd, name: &[u8], to: impl AsFd, new_name: &[u8]) -> Result<()> {
         self.step("link")?;
-        rustix::fs::linkat(from, name, to, new_name, AtFlags::empty())
+        self.changes(&to, || rustix::fs::linkat(from, name, &to, new_name, AtFlags::empty()))
     }
 
     /// Gives an open file another name.
     pub(super) fn link_open(&self, file: impl AsFd, to: impl AsFd, new_name: &str) -> Result<()> {
         self.step("link_open")?;
-        rustix::fs::linkat(CWD, path_of(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
+        self.changes(&to, || rustix::fs::linkat(CWD, path_of(file), &to, new_name, AtFlags::SYMLINK_FOLLOW))
     }
 
     pub(super) fn unlink(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
         self.step("unlink")?;
-        rustix::fs::unlinkat(directory, name, AtFlags::empty())
+        self.changes(&directory, || rustix::fs::unlinkat(&directory, name, AtFlags::empty()))
     }
 
     pub(super) fn remove_dir(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
         self.step("remove_dir")?;
-        rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
+        self.changes(&directory, || rustix::fs::unlinkat(&directory, name, AtFlags::REMOVEDIR))
     }
 
     pub(super) fn rename(
@@ -191,7 +214,7 @@ impl Disk {
     ) -> Result<()> {
         self.step("rename")?;
         let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-        rustix::fs::renameat_with(from, name, to, new_name, flags)
+        self.moves(from, to, |from, to| rustix::fs::renameat_with(from, name, to, new_name, flags))
     }
 
     /// The same; what had the old name is followed there by a device 0/0, in one step.
@@ -205,22 +228,23 @@ impl Disk {
     ) -> Result<()> {
         self.step("rename_leaving_whiteout")?;
         let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-        rustix::fs::renameat_with(from, name, to, new_name, flags | RenameFlags::WHITEOUT)
+        let flags = flags | RenameFlags::WHITEOUT;
+        self.moves(from, to, |from, to| rustix::fs::renameat_with(from, name, to, new_name, flags))
     }
 
     pub(super) fn exchange(&self, from: impl AsFd, name: &[u8], to: impl AsFd, other_name: &[u8]) -> Result<()> {
         self.step("exchange")?;
-        rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE)
+        self.moves(from, to, |from, to| rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE))
     }
 
     pub(super) fn set_attribute(&self, node: impl AsFd, name: &str, value: &[u8]) -> Result<()> {
         self.step("set_attribute")?;
         let set = || rustix::fs::fsetxattr(node.as_fd(), name, value, XattrFlags::empty());
         // The kernel checks attribute writes against the current permission bits, not those at open time.
-        match set() {
+        self.changes(&node, || match set() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, set),
             other => other,
-        }
+        })
     }
 
     /// Sets an attribute of a user, of a node that may be open with `O_PATH` only.
@@ -228,10 +252,10 @@ impl Disk {
         self.step("set_xattr")?;
         let path = path_of(&node);
         let set = || rustix::fs::setxattr(&path, name, value, flags);
-        match set() {
+        self.changes(&node, || match set() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, set),
             other => other,
-        }
+        })
     }
 
     /// Removes an attribute of a user, likewise.
@@ -239,15 +263,15 @@ impl Disk {
         self.step("remove_xattr")?;
         let path = path_of(&node);
         let remove = || rustix::fs::removexattr(&path, name);
-        match remove() {
+        self.changes(&node, || match remove() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, remove),
             other => other,
-        }
+        })
     }
 
     pub(super) fn remove_attribute(&self, node: impl AsFd, name: &str) -> Result<()> {
         self.step("remove_attribute")?;
-        match rustix::fs::fremovexattr(node, name) {
+        match self.changes(&node, || rustix::fs::fremovexattr(&node, name)) {
             Err(Errno::NODATA) => Ok(()),
             other => other,
         }
@@ -270,7 +294,7 @@ impl Disk {
     pub(super) fn set_times(&self, node: impl AsFd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
         self.step("set_times")?;
         let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
-        rustix::fs::utimensat(node, "", &times, AtFlags::EMPTY_PATH)
+        self.changes(&node, || rustix::fs::utimensat(&node, "", &times, AtFlags::EMPTY_PATH))
     }
 
     /// Sets the owner of a node, which may be open with `O_PATH` only.
@@ -280,8 +304,8 @@ impl Disk {
             return Err(Errno::INVAL);
         }
         self.step("set_owner")?;
-        let flags = AtFlags::EMPTY_PATH;
-        rustix::fs::chownat(node, "", uid.map(Uid::from_raw), gid.map(Gid::from_raw), flags)
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        self.changes(&node, || rustix::fs::chownat(&node, "", uid, gid, AtFlags::EMPTY_PATH))
     }
 
     /// Sets the permission bits of a node, which may be open with `O_PATH` only.
@@ -289,15 +313,20 @@ impl Disk {
         self.step("set_mode")?;
         let _alone = (!self.root).then(|| self.widening.lock());
         let mode = Mode::from_raw_mode(mode & 0o7777);
-        match rustix::fs::fchmod(&node, mode) {
-            Err(Errno::BADF) => rustix::fs::chmod(path_of(node), mode),
+        self.changes(&node, || match rustix::fs::fchmod(&node, mode) {
+            Err(Errno::BADF) => rustix::fs::chmod(path_of(&node), mode),
             other => other,
-        }
+        })
     }
 
     /// Makes a file, or the names in a directory, durable; `name` is that of the step.
     pub(super) fn sync(&self, name: &'static str, node: impl AsFd) -> Result<()> {
         if self.step(name)? { rustix::fs::fsync(node) } else { Ok(()) }
+    }
+
+    /// Makes a directory durable, unless it is: its names, and its attributes.
+    pub(super) fn sync_directory(&self, directory: impl AsFd) -> Result<()> {
+        self.synced.sync(&directory, || self.sync("sync_directory", &directory))
     }
 
     pub(super) fn sync_file_system(&self, name: &'static str, node: impl AsFd) -> Result<()> {

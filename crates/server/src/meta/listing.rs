@@ -31,8 +31,11 @@ const SNAPSHOTS_MAX_BYTES: usize = 32 << 20;
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(10);
 /// Encoded entries of one answer, bytes; below the limit of a frame's body.
 const ANSWER_MAX_BYTES: usize = 850 << 10;
-/// Largest encoded entry without its name, bytes.
+/// Largest encoded entry without its name, and its name, bytes.
 const ENTRY_BYTES: usize = 123;
+const NAME_MAX_BYTES: usize = 255;
+/// What an answer has beside names, targets and values, with the header of its frame, at most, bytes.
+pub(super) const HEAD_BYTES: usize = 128;
 /// Largest number of files whose size one call asks from data servers; then the slice ends.
 const SIZE_QUERIES_MAX: usize = 64;
 
@@ -268,6 +271,12 @@ impl Meta {
     }
 }
 
+/// The most that the answer to a listing of at most `max` entries has, bytes.
+pub(super) fn slice_bytes_max(max: u32) -> usize {
+    let entries = usize::try_from(max).unwrap_or(usize::MAX).max(1);
+    entries.saturating_mul(ENTRY_BYTES + NAME_MAX_BYTES).min(ANSWER_MAX_BYTES) + HEAD_BYTES
+}
+
 #[derive(Default)]
 struct Slice {
     entries: Vec<Entry>,
@@ -276,7 +285,7 @@ struct Slice {
 
 impl Slice {
     fn is_full(&self, max: usize) -> bool {
-        self.entries.len() >= max || self.bytes + ENTRY_BYTES + 255 > ANSWER_MAX_BYTES
+        self.entries.len() >= max || self.bytes + ENTRY_BYTES + NAME_MAX_BYTES > ANSWER_MAX_BYTES
     }
 
     /// Adds a name, unless it is gone or not a kind of node that a name space holds.

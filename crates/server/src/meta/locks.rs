@@ -295,8 +295,8 @@ impl Meta {
         };
         let shown = format!("{client:016x}");
         let complaints = &self.background.complaints;
-        complaints.about(&shown, || {
-            tracing::warn!(client = shown, "a client did not renew its locks in time; fencing it");
+        complaints.about("lease", &shown, |times| {
+            tracing::warn!(client = shown, times, "a client did not renew its locks in time; fencing it");
         });
         let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
         // What it asked the metadata server for, and what the data servers were to do for it. A change that was admitted before may

@@ -45,7 +45,8 @@
 //! without a journal keeps no order and must not be used.
 //!
 //! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
-//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB;
+//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB,
+//! and answers that have names or attributes, with those that are being made, 128 MiB;
 //! locks 2^18, of one client 16,384, of one file 8,192; requests that wait for locks 1,024 of one client.
 
 mod answered;
@@ -73,6 +74,7 @@ mod service;
 mod sizes;
 mod status;
 mod stores;
+mod synced;
 mod tree;
 mod xattrs;
 
@@ -87,6 +89,7 @@ pub(crate) use fault::{is_local, show};
 pub(crate) use locks::NO_FILE;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
+pub(crate) use service::answer_bytes_max;
 pub use service::{MetaOptions, MetaService};
 pub use stores::Stores;
 pub use tree::Absent;

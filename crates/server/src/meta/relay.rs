@@ -262,6 +262,7 @@ fn failed(failure: Failure, path: &[u8]) -> super::Fault {
     match failure {
         Failure::DataServers(error) => data_fault(&error, DOING, path),
         Failure::Local(error) => fault(Errno::IO, format!("cannot {DOING} {}: {error}", show(path))),
+        Failure::TooLong(error) => fault(Errno::FBIG, format!("cannot {DOING} {}: {error}", show(path))),
     }
 }
 

@@ -10,7 +10,8 @@ use impresario_base::lock::{Mutex, RwLock};
 use impresario_layout::{Layout, Skipped};
 use impresario_transport::Munge;
 use impresario_wire::LockCall;
-use impresario_wire::message::{Answer, MetaCall, Opened, Restriction, Statfs, Target, Who};
+use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
+use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Restriction, Statfs, Target, Who, XATTRS_MAX_BYTES};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
@@ -22,7 +23,7 @@ use super::disk::StepHook;
 use super::examine::Walks;
 use super::fault::{Explain, Outcome, data_fault, fault};
 use super::labels::Labels;
-use super::listing::Listings;
+use super::listing::{HEAD_BYTES, Listings, slice_bytes_max};
 use super::locks::Locking;
 use super::objects::Objects;
 use super::opens::{Left, OpenFile, Opens, Pin, Room, Session, SessionId, Sessions};
@@ -540,6 +541,19 @@ impl Meta {
         let nodes = rustix::fs::fstatvfs(&self.dir.names).explain("ask for the free inodes of", b"")?;
         Ok(Statfs { files: nodes.f_files, files_free: nodes.f_favail, ..space })
     }
+}
+
+/// The most that the answer to a call may have, bytes; 0 of one that is always short.
+pub(crate) fn answer_bytes_max(call: &MetaCall) -> u64 {
+    let bytes = match call {
+        MetaCall::Readdir { max, .. } => slice_bytes_max(*max),
+        MetaCall::Examine(Examine::BeginWalk) => 0,
+        MetaCall::Examine(_) => ANSWER_BODY_MAX_BYTES as usize,
+        MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => XATTRS_MAX_BYTES + HEAD_BYTES,
+        MetaCall::Readlink { .. } => libc::PATH_MAX as usize + HEAD_BYTES,
+        _ => 0,
+    };
+    bytes as u64
 }
 
 /// Once and for all.

@@ -378,6 +378,12 @@ impl Meta {
                 });
                 Ok(())
             }
+            Failure::TooLong(error) => {
+                self.background.complaints.counted("long size", |times| {
+                    tracing::warn!(path = show(path), times, error, "the size cannot be settled");
+                });
+                Ok(())
+            }
             Failure::DataServers(_) => Err(failed(failure, path)),
         }
     }
@@ -549,7 +555,7 @@ impl Meta {
     pub(super) fn sync_directories(&self, path: &[u8]) -> rustix::io::Result<()> {
         let mut path = path;
         loop {
-            self.dir.disk.sync("sync_directory", self.dir.open_dir_by_path(path)?)?;
+            self.dir.disk.sync_directory(self.dir.open_dir_by_path(path)?)?;
             match super::tree::split(path) {
                 Some((directory, _)) => path = directory,
                 None => return Ok(()),
@@ -577,6 +583,7 @@ fn failed(failure: Failure, path: &[u8]) -> super::Fault {
     match failure {
         Failure::DataServers(error) => data_fault(&error, "get the attributes of", path),
         Failure::Local(error) => fault(Errno::IO, format!("cannot get the attributes of {}: {error}", show(path))),
+        Failure::TooLong(error) => fault(Errno::FBIG, format!("cannot get the attributes of {}: {error}", show(path))),
     }
 }
 
@@ -618,6 +625,30 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(meta.pin_if_marked(late, opened.file).is_none());
+    }
+
+    /// A client that writes far behind what the local file system can have is told the length, and the log no error.
+    #[test]
+    fn what_is_too_long_for_the_local_file_system_is_a_warning() {
+        use crate::meta::{Fate, StepHook};
+
+        let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::<MemoryObjects>::default());
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let hook: StepHook = Arc::new(|step| if step == "set_len" { Fate::Fails(libc::EFBIG) } else { Fate::Done });
+        let options = MetaOptions { before_step: Some(hook), ..MetaOptions::new(dir.path(), 4) };
+        let service = MetaService::open(options, objects.clone()).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let path = || b"f".to_vec();
+        let create = MetaCall::Create { path: path(), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+        let Answer::Opened(opened) = service.call(session, create) else { panic!("not made") };
+        objects.write(opened.file, &opened.layout, 1 << 44, 1);
+        service.call(session, MetaCall::Close { handle: opened.handle, wrote: true });
+        assert!(service.wait_idle(Duration::from_secs(60)));
+        let lines = impresario_testing::logged(|| {
+            let looked = service.call(session, MetaCall::GetAttr { target: Target::Path(path()) });
+            assert!(matches!(&looked, Answer::Attr(attr) if attr.size == (1 << 44) + 1), "{looked:?}");
+        });
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.starts_with("WARN")), "{lines:?}");
     }
 
     struct Bed {

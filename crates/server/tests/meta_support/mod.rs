@@ -297,3 +297,11 @@ pub fn record(file: &Path) -> (FileKey, Layout) {
     let key = FileKey(u64::from_le_bytes(bytes[16..24].try_into().unwrap()));
     (key, Layout::new(u16_at(2), u16_at(4), ssize, u16_at(6)).unwrap())
 }
+
+pub fn getattr(p: &str) -> MetaCall {
+    MetaCall::GetAttr { target: at(p) }
+}
+
+pub fn handle(opened: &Opened) -> Target {
+    Target::Handle(opened.handle)
+}

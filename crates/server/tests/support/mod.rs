@@ -49,7 +49,7 @@ pub struct Peer {
 }
 
 pub fn who(client: u64) -> Who {
-    Who { client: ClientKey(client), epoch: 1, since: 1, sequence: 0, job: 1, user: 0 }
+    Who { client: ClientKey(client), epoch: 1, since: 1, job: 1, ..Who::default() }
 }
 
 pub fn hello(role: Role, client: u64) -> Hello {
@@ -144,7 +144,7 @@ impl Peer {
             let (kind, id, body, payload) = self.frame()?;
             assert_eq!(kind, Kind::Answer);
             let answer = decode_body(&body).unwrap();
-            if answer == Answer::Alive {
+            if matches!(answer, Answer::Alive | Answer::Withheld { .. }) {
                 continue;
             }
             let Answer::Piece { at, missing } = answer else {

@@ -11,8 +11,8 @@ use impresario_sched::policy::{self, POLICIES};
 
 use crate::access;
 use crate::model::{
-    Application, Clients, Collective, Device, Fault, FaultKind, IoNodes, Network, Operation, Pattern, RandomFaults,
-    RankPlacement, Scenario, Servers,
+    Application, Clients, Collective, Device, Fault, FaultKind, IoNodes, Merge, Network, Operation, Pattern,
+    RandomFaults, RankPlacement, Scenario, Servers,
 };
 
 /// The scenario of a seed, the same while the generator is unchanged.
@@ -73,6 +73,21 @@ pub fn scenario(seed: u64) -> Scenario {
     // Drawn last, so that earlier seeds keep the rest of their scenarios.
     if choices.often(2) {
         read_ahead(&mut choices, &mut scenario);
+    }
+    if choices.often(3) {
+        scenario.servers.payload_bytes = choices.pick(&[4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]);
+    }
+    if choices.often(4) {
+        // Small enough to lose much, and never a quantum that does not fit.
+        scenario.network.quantum_bytes = 4096;
+        scenario.network.port_buffer_bytes = choices.pick(&[4096, 16 << 10, 64 << 10, 1 << 20]);
+        scenario.network.retransmit_ms = choices.pick(&[1.0, 10.0, 200.0]);
+    }
+    if let Some(io) = &mut scenario.io_nodes {
+        io.members = choices.often(2);
+        if choices.often(3) {
+            io.payload_bytes = choices.pick(&[4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]);
+        }
     }
     scenario
 }
@@ -200,6 +215,7 @@ fn io_nodes(choices: &mut Choices, servers: u16) -> IoNodes {
         policy: policy_for(choices, servers),
         threads: choices.pick(&[1, 2, 16]),
         handover_us: choices.pick(&[0.0, 50.0, 2000.0]),
+        merge: choices.pick(&[Merge::Contiguous, Merge::List]),
         merge_requests: choices.pick(&[1, 4, 16]),
         dispatch_requests: choices.pick(&[1, 16, 256]),
         split: choices.often(2),
@@ -207,6 +223,9 @@ fn io_nodes(choices: &mut Choices, servers: u16) -> IoNodes {
         clock_skew_us: choices.pick(&[0.0, 0.0, 100.0, 5000.0]),
         started_within_us: 0.0,
         timer_late_us: choices.pick(&[0.0, 0.0, 100.0, 3000.0]),
+        // Drawn last.
+        members: false,
+        payload_bytes: 0,
     }
 }
 
@@ -231,6 +250,7 @@ fn data_servers(choices: &mut Choices, count: u16) -> Servers {
         dirty_ratio: choices.pick(&[0.0, 0.2, 1.0]),
         warm: cache_bytes > 0 && choices.often(3),
         earlier_runs: choices.pick(&[0, 0, 0, 1]),
+        payload_bytes: 0,
     }
 }
 
@@ -246,6 +266,9 @@ fn network(choices: &mut Choices) -> Network {
         quantum_bytes: choices.pick(&[1 << 10, 64 << 10]),
         header_bytes: choices.pick(&[0, 128]),
         socket_bytes: choices.pick(&[4 << 10, 64 << 10, impresario_node::READY_MAX_BYTES]),
+        // Drawn last.
+        port_buffer_bytes: 0,
+        retransmit_ms: 200.0,
     }
 }
 

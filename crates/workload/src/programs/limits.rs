@@ -207,10 +207,17 @@ mod tests {
             return impresario_testing::skip("cgroups", "no control group with a limit of memory can be made here");
         };
         assert_eq!((group.reclaims(), group.killed_for_memory()), (0, 0));
-        let file = folder.path().join("file").display().to_string();
-        let command =
-            group.enter(Command::new("dd").args(["if=/dev/zero", &format!("of={file}"), "bs=1M", "count=96"]));
-        assert!({ command }.output().unwrap().status.success());
+        // Clean pages, which can be reclaimed at any time: of written ones a disk that is busy may not have enough ready. They are not
+        // in memory before, where they would be another group's.
+        let path = folder.path().join("file");
+        let to = format!("of={}", path.display());
+        let made =
+            Command::new("dd").args(["if=/dev/zero", &to, "bs=1M", "count=96", "oflag=direct"]).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let from = format!("if={}", path.display());
+        let command = group.enter(Command::new("dd").args([&from, "of=/dev/null", "bs=1M"]));
+        let ran = { command }.output().unwrap();
+        assert!(ran.status.success(), "{ran:?}");
         assert!(group.reclaims() > 0, "three times as much as there is room for");
         assert_eq!(group.killed_for_memory(), 0);
         assert!(group.anonymous_bytes() <= 32 << 20);

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{BlockDevice, Counts, drop_caches};
 use super::limits::Group;
-use crate::stats::{Interval, median};
+use crate::rounds::shuffled;
+use crate::stats::{Interval, gains, median};
 use crate::stop::Stop;
 use impresario_base::Random;
 use impresario_gpfs::Library;
@@ -152,8 +153,7 @@ impl Measured {
 
     /// 1 − T_new / T_base in each pair: mean and 95 % interval.
     pub fn gain(&self, new: usize, base: usize) -> Interval {
-        let (new, base) = (self.values(new, |r| r.wall_s), self.values(base, |r| r.wall_s));
-        Interval::of(&new.iter().zip(&base).map(|(n, b)| 1.0 - n / b).collect::<Vec<_>>())
+        Interval::of(&gains(&self.values(new, |r| r.wall_s), &self.values(base, |r| r.wall_s)))
     }
 }
 
@@ -175,10 +175,8 @@ pub fn measure(
     };
     let mut printed: Option<(u64, String)> = None;
     for pair in 0..trials.pairs {
-        let mut order: Vec<usize> = (0..variants.len()).collect();
-        random.shuffle(&mut order);
         let mut runs = Vec::new();
-        for variant in order {
+        for variant in shuffled(variants.len(), &mut random) {
             let v = &variants[variant];
             let (run, output) = loop {
                 match one(trials, v, variant, pair, stop)? {

@@ -14,7 +14,7 @@ use impresario_testing::{require, skip};
 pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
 
 /// Longest wait for anything that should happen at once.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 const TRANSLATORS: &str = "IMPRESARIO_TEST_TRANSLATORS";
 
 fn here() -> &'static Path {
@@ -55,7 +55,7 @@ fn built() -> &'static Path {
 
 /// Runs an ignored test of this program in a machine of its own; skipped without what that needs.
 pub fn apart(test: &str) {
-    apart_within(test, Duration::from_secs(150));
+    apart_within(test, Duration::from_secs(300));
 }
 
 /// The same, for a test that takes longer.

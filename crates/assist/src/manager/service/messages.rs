@@ -13,6 +13,7 @@ use crate::advice::OpenFile;
 use crate::config::BackendChoice;
 use crate::manager::client::{Advised, Open};
 use crate::manager::files::Acting;
+use crate::manager::lessons::{Opened, Student};
 use crate::manager::pool::{LentFile, Target, Work};
 use crate::manager::registration::{examine, is_eventfd};
 use crate::manager::sink::RecordedFile;
@@ -143,6 +144,9 @@ impl Service {
         let is_hinted = self.advise && examined.cached && examined.readable && flags & register::READ != 0;
         let kinds = self.clients.get(&id).map(|client| client.kinds.clone()).unwrap_or_default();
         let found = sent.as_ref().filter(|_| is_hinted).and_then(|fd| self.monitored(&examined, fd.as_fd(), &kinds));
+        let is_planned = found.as_ref().is_some_and(|found| found.entry.is_plan());
+        // What there is a plan for need not be learnt.
+        let followed = found.as_ref().filter(|found| found.entry.online).map(|found| found.learnt.is_none());
         let Some(client) = self.clients.get_mut(&id) else { return };
         let uid = client.uid;
         if !self.users.open(uid, client.files.len(), self.pool.closing(uid)) {
@@ -185,7 +189,7 @@ impl Service {
             uid: client.uid,
             program: client.program.clone(),
         };
-        let is_small = recorded.size_bytes <= self.small_bytes.into();
+        let is_small = recorded.size_bytes <= self.small_bytes.into() && !is_planned;
         if is_small && let Some((ring, _)) = &mut client.ring {
             let ahead = self.siblings.as_ref().map(|siblings| siblings.ahead(&client.told, now_ns()));
             if client.lull.told(ring.waited_ns(), ahead.unwrap_or_default()) {
@@ -193,12 +197,34 @@ impl Service {
             }
         }
         self.recorder.tell(|sink| sink.opened(&recorded));
+        if let Some((taught, is_new)) = client.taught.clone().zip(followed) {
+            let student = Student {
+                uid: client.uid,
+                program: client.program.clone(),
+                together: taught.together,
+                runs: taught.runs,
+                keep: taught.keep,
+                began_unix_ns: client.began_unix_ns,
+            };
+            let opened = Opened { file: &recorded, is_written: flags & register::WRITE != 0, is_new };
+            let before = client.lesson;
+            client.lesson = self.lessons.opened(before, &student, &opened, now_ns());
+            if before.is_some() && client.lesson.is_none() {
+                // Its run was given up, and the rest of it teaches nothing.
+                client.taught = None;
+            }
+        }
         client.files.insert(number, Open { advised, is_small, is_leaving: false, number: self.next_number });
     }
 
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.remove(&number) else { return };
+        if let Some(lesson) = client.lesson
+            && open.advised.as_ref().is_some_and(|advised| self.files.has_strayed(advised.id))
+        {
+            self.lessons.strayed(lesson);
+        }
         match open.advised {
             // Its pages are needed as long as the map is there. Few programs map more files than this.
             Some(advised) if advised.is_mapped && client.mapped.len() < MAPPED_MAX => client.mapped.push(advised),

@@ -65,6 +65,8 @@ const LISTS: &str = r#"
     setfacl -b f; show f
     setfacl -m u:1:r,u:2:r f; chmod 2770 f; as 4321 4321 setfacl -m u:3:rwx f; show f
     chmod 2770 f; as 4321 4400 setfacl -m u:3:rwx f; show f
+    mkdir shared; chown 4321:4400 shared; chmod 2770 shared; as 4321 4321 setfacl -m u:3:rwx shared; show shared
+    chmod 2770 shared; as 4321 4400 setfacl -d -m u:3:rwx shared; show shared; rmdir shared
     # What is made in a directory.
     mkdir d; setfacl -d -m u:4321:rwx,g:4400:rx,o::x d; show d
     umask 077; echo text > d/f; mkdir d/sub; ln -s f d/link; echo text > plain; mkdir plain.d

@@ -65,19 +65,25 @@ fn holes_read_as_zeros() {
     assert_eq!(seeker.seek(SeekFrom::End(-3)).unwrap(), 5_000_000);
 }
 
-/// Which of a file's pages are in the page cache.
-fn resident(file: &File, len: usize) -> Vec<bool> {
+/// Which of a file's pages are in the page cache. `None`: it cannot be mapped.
+fn in_cache(file: &File, len: usize) -> Option<Vec<bool>> {
     let mut pages = vec![0u8; len.div_ceil(4096)];
     // SAFETY: a mapping of its own, which nothing else uses and which is taken away before its address is forgotten; the
     // vector has a byte for each of its pages.
     unsafe {
         let map = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert_ne!(map, libc::MAP_FAILED);
+        if map == libc::MAP_FAILED {
+            return None;
+        }
         let told = libc::mincore(map, len, pages.as_mut_ptr());
         libc::munmap(map, len);
         assert_eq!(told, 0);
     }
-    pages.into_iter().map(|page| page & 1 != 0).collect()
+    Some(pages.into_iter().map(|page| page & 1 != 0).collect())
+}
+
+fn resident(file: &File, len: usize) -> Vec<bool> {
+    in_cache(file, len).unwrap()
 }
 
 #[test]
@@ -106,6 +112,83 @@ fn advice_fills_and_empties_the_page_cache() {
     assert!(back == bytes[1 << 20..2 << 20]);
     advise(0, 0, libc::POSIX_FADV_DONTNEED);
     assert!(!resident(&file, bytes.len())[start..end].iter().any(|page| *page), "released");
+}
+
+/// Pages would have the kernel let one program at a time write to the file, and none while one syncs it.
+#[test]
+fn an_open_that_cannot_read_keeps_no_pages() {
+    let Some(node) = mounted() else { return };
+    let (old, new) = (pattern(1, 64 << 10), pattern(2, 64 << 10));
+    fs::write(node.at("f"), &old).unwrap();
+    let mut reader = File::open(node.at("f")).unwrap();
+    let both = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    both.write_all_at(&old, 0).unwrap();
+    assert!(resident(&reader, old.len()).iter().all(|page| *page), "an open that can read keeps what is written");
+    let writer = OpenOptions::new().write(true).open(node.at("f")).unwrap();
+    writer.write_all_at(&new[..32 << 10], 0).unwrap();
+    assert!(!resident(&reader, 32 << 10).iter().any(|page| *page), "nor any that others had of the same bytes");
+    let mut back = Vec::new();
+    reader.read_to_end(&mut back).unwrap();
+    assert!(back[..32 << 10] == new[..32 << 10] && back[32 << 10..] == old[32 << 10..]);
+}
+
+/// What a program does with opens that can read is learnt. This test's program is one, by the name of its thread.
+#[test]
+fn a_program_that_writes_a_file_in_turns_with_others_keeps_no_pages() {
+    let Some(node) = mounted() else { return };
+    let (path, bytes) = (node.at("f"), pattern(4, 128 << 10));
+    let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+    let keeps = |file: &File| {
+        file.write_all_at(&bytes[..4096], 0).unwrap();
+        resident(file, 4096)[0]
+    };
+    let (first, second) = (open(), open());
+    for (n, piece) in bytes.chunks(4096).enumerate() {
+        let file = if n % 2 == 0 { &first } else { &second };
+        file.write_all_at(piece, n as u64 * 4096).unwrap();
+    }
+    assert!(keeps(&first), "the present ones keep them");
+    let direct = open();
+    let past = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    if in_cache(&past, 4096).is_none() {
+        assert!(keeps(&direct), "nothing is learnt where such opens cannot be mapped");
+        return;
+    }
+    assert!(!keeps(&direct));
+    // All see the same, with pages or without.
+    let mut back = vec![0; bytes.len()];
+    for file in [&first, &direct] {
+        file.read_exact_at(&mut back, 0).unwrap();
+        assert!(back == bytes);
+    }
+    for _ in 0..40 {
+        direct.read_exact_at(&mut back[..512], 0).unwrap();
+    }
+    assert!(keeps(&open()), "one that reads keeps them from then on");
+}
+
+/// Several programs write parts of a file in turns, which no lock of the kernel keeps apart, and sync it meanwhile.
+#[test]
+fn programs_that_only_write_a_shared_file_lose_nothing() {
+    const PIECE: usize = 10_000;
+    let Some(node) = mounted() else { return };
+    File::create(node.at("f")).unwrap();
+    let want = pattern(3, 8 * 50 * PIECE);
+    std::thread::scope(|scope| {
+        for process in 0..8 {
+            let (path, want) = (node.at("f"), &want);
+            scope.spawn(move || {
+                let file = OpenOptions::new().write(true).open(path).unwrap();
+                for at in (0..50).map(|turn| (turn * 8 + process) * PIECE) {
+                    file.write_all_at(&want[at..at + PIECE], at as u64).unwrap();
+                    if (at / PIECE).is_multiple_of(17) {
+                        file.sync_all().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert!(fs::read(node.at("f")).unwrap() == want);
 }
 
 #[test]

@@ -15,3 +15,4 @@ mod suites;
 mod tools;
 mod tree;
 mod users;
+mod withheld;

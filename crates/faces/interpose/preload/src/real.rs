@@ -137,6 +137,7 @@ real! {
     lockf64(c_int, c_int, off_t) -> c_int;
     inotify_add_watch(c_int, Path, c_uint) -> c_int;
     prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    unshare(c_int) -> c_int;
 
     __read(c_int, Buffer, size_t) -> ssize_t;
     read(c_int, Buffer, size_t) -> ssize_t;
@@ -344,6 +345,7 @@ real! {
     posix_fallocate64(c_int, off_t, off_t) -> c_int;
     posix_fadvise(c_int, off_t, off_t, c_int) -> c_int;
     posix_fadvise64(c_int, off_t, off_t, c_int) -> c_int;
+    readahead(c_int, off_t, size_t) -> ssize_t;
     statfs(Path, Buffer) -> c_int;
     statfs64(Path, Buffer) -> c_int;
     fstatfs(c_int, Buffer) -> c_int;

@@ -252,6 +252,37 @@ fn a_full_ring_stops_nobody() {
     assert!(after - before <= SLOTS as usize, "{before} {after}");
 }
 
+/// Programs that close what is not theirs, leave handlers by jumps, share memory without descriptors, and the like.
+#[test]
+fn unusual_programs_run_as_without_the_library() {
+    const CASES: [&str; 11] = [
+        "closes_all",
+        "small_stacks",
+        "handlers",
+        "jumps",
+        "clones",
+        "own_descriptors",
+        "other_library",
+        "high_numbers",
+        "busy_forks",
+        "filtered",
+        "again",
+    ];
+    let stage = Stage::new();
+    let program = compile(stage.dir.path(), "unusual", &[]);
+    for case in CASES {
+        let (nobody, manager) = (Path::new("/nowhere"), stage.manager_process());
+        for mut command in [Command::new(&program), preloaded(&program, nobody), preloaded(&program, &stage.socket())] {
+            let output = run(command.arg(case).arg(stage.data().join("bytes")));
+            assert!(
+                output.status.success() && output.stdout == b"ok\n" && output.stderr.is_empty(),
+                "{case}: {output:?}"
+            );
+        }
+        drop(manager);
+    }
+}
+
 /// The loader ignores the library for programs that gain rights, and for static ones; both run as ever.
 #[test]
 fn programs_that_cannot_be_interposed_run_on() {
@@ -260,6 +291,11 @@ fn programs_that_cannot_be_interposed_run_on() {
     std::fs::write(&source, "#include <stdio.h>\nint main(void){puts(\"static\");return 0;}\n").unwrap();
     let program = stage.dir.path().join("s");
     let made = run(Command::new("cc").arg("-static").arg("-o").arg(&program).arg(&source));
+    assert!(made.status.success());
+    let output = run(&mut preloaded(&program, &stage.socket()));
+    assert!(output.status.success() && output.stdout == b"static\n" && output.stderr.is_empty());
+    assert_eq!(impresario_interpose::check_program(&program), impresario_interpose::Verdict::Static);
+    let made = run(Command::new("cc").arg("-static-pie").arg("-o").arg(&program).arg(&source));
     assert!(made.status.success());
     let output = run(&mut preloaded(&program, &stage.socket()));
     assert!(output.status.success() && output.stdout == b"static\n" && output.stderr.is_empty());

@@ -233,6 +233,11 @@ impl Channels {
         self.all().for_each(|place| place.own.step_aside(fd));
     }
 
+    /// Whether this is the process, and the user, whose connections these are.
+    pub(super) fn is_own_process(&self) -> bool {
+        who() == self.owner.load(Acquire)
+    }
+
     pub(super) fn forked(&self) {
         for place in self.all() {
             place.own.forget_users();
@@ -287,7 +292,7 @@ impl Channels {
         let parts = [&head[..], path, other, data];
         let stranger = Stranger(Own::new());
         let here = (&raw const stranger).addr();
-        let busy = if who() != self.owner.load(Acquire) {
+        let busy = if !self.is_own_process() {
             None
         } else {
             let thread = this_thread();

@@ -12,8 +12,8 @@ pub mod protocol;
 
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use channel::Channels;
 pub use channel::{Got, peer_pid, peer_uid};
@@ -43,6 +43,8 @@ pub struct Served {
     run: OnceLock<Run>,
     channels: Channels,
     kinds: [AtomicU8; REMEMBERED],
+    /// Threads have numbers of their own, so what is remembered of a number says nothing.
+    are_apart: AtomicBool,
 }
 
 impl Default for Served {
@@ -58,6 +60,7 @@ impl Served {
             run: OnceLock::new(),
             channels: Channels::new(),
             kinds: [const { AtomicU8::new(UNKNOWN) }; REMEMBERED],
+            are_apart: AtomicBool::new(false),
         }
     }
 
@@ -95,7 +98,7 @@ impl Served {
         let run = self.run.get()?;
         let kind = usize::try_from(fd).ok().map(|at| self.kinds.get(at));
         match kind? {
-            Some(kind) if kind.load(Relaxed) == FOREIGN => None,
+            Some(kind) if kind.load(Relaxed) == FOREIGN && !self.are_apart.load(Relaxed) => None,
             kind => self.ask(run, fd, kind),
         }
     }
@@ -110,10 +113,20 @@ impl Served {
                 .ok()
                 .and_then(|address| number(address.abstract_name()?.strip_prefix(&run.name[..])?)),
         };
-        if let (None, Some(kind)) = (number, kind) {
+        // A child of vfork has descriptors of its own, but this memory is its parent's.
+        if let (None, Some(kind)) = (number, kind)
+            && self.channels.is_own_process()
+        {
             kind.store(FOREIGN, Relaxed);
         }
         number
+    }
+
+    /// A thread is about to have descriptors of its own.
+    pub fn part(&self) {
+        if self.is_active() {
+            self.are_apart.store(true, Relaxed);
+        }
     }
 
     /// The number is, or becomes, another file.

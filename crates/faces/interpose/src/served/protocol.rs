@@ -18,7 +18,7 @@ pub enum Op {
     Stat,
     /// Sets the length `a`.
     Truncate,
-    /// Makes data and attributes durable.
+    /// Makes data and attributes durable; `a` is [`DATA_ONLY`]: as `fdatasync` does.
     Sync,
     /// The program has closed a descriptor: if it was the last, the file is closed before the reply.
     Closed,
@@ -73,10 +73,13 @@ pub enum Op {
     Lock,
     /// Does what `flock` does with the operation `a`.
     Flock,
+    /// What the program will do with `b` bytes from `a` on (0: to the end), as `posix_fadvise` says it with `c`; with
+    /// [`READ_AHEAD`] as `readahead` does, where `b` is 0 for nothing.
+    Advise,
 }
 
 /// All of them, for decoding.
-const OPS: [Op; 33] = [
+const OPS: [Op; 34] = [
     Op::Open,
     Op::Read,
     Op::Write,
@@ -110,11 +113,16 @@ const OPS: [Op; 33] = [
     Op::Space,
     Op::Lock,
     Op::Flock,
+    Op::Advise,
 ];
 
 /// Where the umask is in the mode of a node to be made, bits from the right.
 pub const UMASK_SHIFT: u32 = 16;
 
+/// Of [`Op::Sync`].
+pub const DATA_ONLY: i64 = 1;
+/// The advice that stands for `readahead`.
+pub const READ_AHEAD: i64 = -1;
 /// The offset that means the file's position.
 pub const AT_POSITION: i64 = -1;
 /// Data of one request or reply at most; longer reads and writes are several.

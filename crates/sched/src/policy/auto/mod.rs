@@ -33,6 +33,7 @@ use serde::Serialize;
 use super::params::Range;
 use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, build};
 use crate::contract::Linked;
+use crate::members::{Agreed, Members};
 use crate::names::Who;
 use crate::spec::PolicySpec;
 use crate::table::{Slot, State};
@@ -200,6 +201,7 @@ struct Auto {
     trial: Option<Trial>,
     undone: Vec<Undone>,
     foreseen: Option<Arc<PredictedQueues>>,
+    members: Agreed,
 }
 
 impl Auto {
@@ -234,6 +236,7 @@ impl Auto {
             trial: None,
             undone: Vec::new(),
             foreseen: None,
+            members: Agreed::default(),
         })
     }
 
@@ -355,6 +358,7 @@ impl Auto {
         self.trial = before.map(|before| Trial { before, back: self.acting });
         let old = std::mem::replace(&mut self.inner, next);
         self.inner.take_over(view, old);
+        self.members.iter().for_each(|members| self.inner.members(view, members));
         self.inner.foresee(self.foreseen.clone());
         self.moved = None;
         for slot in view.table.in_state(|state| state == State::Queued) {
@@ -446,6 +450,12 @@ impl Policy for Auto {
         choice
     }
 
+    fn serve_pressing(&mut self, view: &View<'_>, slot: Slot, batch: &mut Vec<Slot>) -> Choice {
+        let choice = self.inner.serve_pressing(view, slot, batch);
+        self.left(view, batch, choice);
+        choice
+    }
+
     fn reconsider(&mut self, view: &View<'_>) -> bool {
         self.wanted.take().is_some_and(|to| self.switch(view, to))
     }
@@ -456,6 +466,10 @@ impl Policy for Auto {
 
     fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
         self.inner.is_withheld(view, slot)
+    }
+
+    fn may_withhold(&self) -> bool {
+        self.inner.may_withhold()
     }
 
     fn unlimited(&self) -> bool {
@@ -484,6 +498,10 @@ impl Policy for Auto {
         self.inner.reads_device_time()
     }
 
+    fn window(&self, view: &View<'_>) -> u64 {
+        self.inner.window(view)
+    }
+
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         if let Some(sampler) = &mut self.sampler {
             sampler.completed(view, done);
@@ -508,6 +526,11 @@ impl Policy for Auto {
 
     fn chosen(&self) -> Option<Chosen> {
         Some(Auto::chosen(self))
+    }
+
+    fn members(&mut self, view: &View<'_>, members: &Members) {
+        self.inner.members(view, members);
+        self.members.add(view.shared_now, members.clone());
     }
 
     fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {

@@ -7,10 +7,29 @@ use super::flows::refile;
 use crate::sorted::SortedSet;
 use crate::types::Nanos;
 
-/// A flow's position: (when its bucket lets, or will let, its oldest request go; that request's order of arrival).
-pub(in crate::policy) type Turn = (Nanos, u64);
+/// A flow's position: when its bucket lets, or will let, its oldest request go; below that, that request's order of arrival.
+/// One number, since sets compare positions all the time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::policy) struct Turn(u128);
 
-const NO_TURN: Turn = (Nanos::MAX, u64::MAX);
+impl Turn {
+    const NONE: Turn = Turn(u128::MAX);
+
+    pub fn new(ready_at: Nanos, seq: u64) -> Turn {
+        Turn(u128::from(ready_at.0) << 64 | u128::from(seq))
+    }
+
+    /// When it comes.
+    pub fn ready_at(self) -> Nanos {
+        Nanos((self.0 >> 64) as u64)
+    }
+
+    /// The same request, when its class must wait longer.
+    fn no_earlier_than(self, ready_at: Nanos) -> Turn {
+        Turn::new(self.ready_at().max(ready_at), self.0 as u64)
+    }
+}
+
 const NO_BORROWER: u128 = u128::MAX;
 
 /// Where a flow is filed.
@@ -24,7 +43,7 @@ pub(in crate::policy) struct Filed {
 
 impl Default for Filed {
     fn default() -> Self {
-        Filed { turn: NO_TURN, borrow: NO_BORROWER, parent: 0 }
+        Filed { turn: Turn::NONE, borrow: NO_BORROWER, parent: 0 }
     }
 }
 
@@ -52,9 +71,21 @@ impl BucketOrder {
     /// Moves a flow from where it is filed.
     pub fn refile(&mut self, group: usize, flow: u32, filed: &mut Filed, fresh: Filed) {
         let group = &mut self.groups[group];
-        refile(&mut group.turns[fresh.parent], flow, filed.turn, fresh.turn, NO_TURN);
+        refile(&mut group.turns[fresh.parent], flow, filed.turn, fresh.turn, Turn::NONE);
         refile(&mut group.borrowers, flow, filed.borrow, fresh.borrow, NO_BORROWER);
         *filed = fresh;
+    }
+
+    /// Moves a flow whose class has sent on another lane: it is ready at, and has borrowed up to, later times. Its oldest
+    /// request is the same.
+    pub fn settle(&mut self, group: usize, flow: u32, filed: &mut Filed, ready_at: Nanos, borrowed: u128) {
+        let borrow = match filed.borrow {
+            NO_BORROWER => NO_BORROWER,
+            _ => borrowed.max(self.virtual_now(group)),
+        };
+        let turn = filed.turn.no_earlier_than(ready_at);
+        let fresh = Filed { turn, borrow, ..*filed };
+        self.refile(group, flow, filed, fresh);
     }
 
     /// The first flow below a rule.

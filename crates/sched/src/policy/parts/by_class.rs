@@ -92,6 +92,11 @@ pub(in crate::policy) trait ClassRule: Sized + Send + 'static {
         }
     }
 
+    /// Moves a flow whose class has sent on another lane; its oldest request is the same.
+    fn settle(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32) {
+        self.refile(queues, view, flow);
+    }
+
     /// The first flow of an order. Flows move only when they send: one that `is_late`, since its class sent on another
     /// lane, moves now.
     fn first<T: Copy>(
@@ -106,7 +111,7 @@ pub(in crate::policy) trait ClassRule: Sized + Send + 'static {
             if !is_late(self, queues.class_of_flow(flow), at) {
                 return Some((at, flow));
             }
-            self.refile(queues, view, flow);
+            self.settle(queues, view, flow);
         }
     }
 }
@@ -194,6 +199,10 @@ impl<R: ClassRule> Policy for ByClass<R> {
     fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
         let withheld = |class| self.rule.withheld_until(&self.queues.classes, class) > view.now;
         self.queues.class(slot).is_some_and(withheld)
+    }
+
+    fn may_withhold(&self) -> bool {
+        true
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {

@@ -105,7 +105,7 @@ impl<A: Default> Classes<A> {
 
     /// The matching rule, and the key within it.
     fn look_up(&self, who: &Who) -> (usize, Option<u64>) {
-        let rule = self.rules.iter().position(|r| r.fits(who)).unwrap_or(self.rules.len());
+        let rule = rules::matching(&self.rules, who).unwrap_or(self.rules.len());
         (rule, self.each(rule).key(who))
     }
 
@@ -200,6 +200,7 @@ impl<A: Default> Classes<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::Naming;
     use crate::policy::{ParamInfo, params::Range};
     use crate::types::Op;
 
@@ -212,7 +213,7 @@ mod tests {
     }
 
     fn who(job: u64, user: u64) -> Who {
-        Who { job, user, client: 0, file: 0, op: Op::Read }
+        Who { job, user, client: 0, file: 0, op: Op::Read, naming: Naming::default() }
     }
 
     #[test]

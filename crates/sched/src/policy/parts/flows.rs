@@ -245,15 +245,11 @@ pub(in crate::policy) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
 }
 
 /// Moves a flow within an order; `None` is no position.
+#[inline]
 pub(in crate::policy) fn refile<T: Ord + Copy>(order: &mut SortedSet<(T, u32)>, flow: u32, from: T, to: T, nowhere: T) {
-    if from == to {
-        return;
-    }
-    if from != nowhere {
-        order.remove(&(from, flow));
-    }
-    if to != nowhere {
-        order.insert((to, flow));
+    let there = |at: T| (at != nowhere).then_some((at, flow));
+    if from != to {
+        order.replace(there(from), there(to));
     }
 }
 

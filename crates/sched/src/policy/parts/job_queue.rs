@@ -36,7 +36,7 @@ pub(in crate::policy) struct JobId {
 pub(super) struct Job {
     origin: Origin,
     pub accesses: VecDeque<Slot>,
-    id: JobId,
+    pub id: JobId,
     pub head: Position,
     /// Lane of its first access.
     lane: LaneId,
@@ -128,6 +128,13 @@ impl JobQueue {
 
     pub(super) fn get(&self, id: JobId) -> Option<&Job> {
         self.jobs.at(id.index).filter(|j| j.id == id)
+    }
+
+    /// The job of an access.
+    pub(super) fn job_of(&self, table: &Table, slot: Slot) -> Option<u32> {
+        // When a connection closes, its youngest requests are cancelled first.
+        let holds = |i: &&u32| self.jobs.at(**i).is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
+        self.by_origin.get(&origin(table, slot))?.iter().rev().find(holds).copied()
     }
 
     /// Moves a job from its old keys in the orders to its current ones.

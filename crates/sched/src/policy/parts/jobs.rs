@@ -8,7 +8,7 @@
 //!
 //! Choices where the paper is silent, for all four:
 //! - Writes send nothing, so a job of writes is always ready; the paper had only reads. A connection that takes no data holds
-//!   up no sync, which waits for older writes.
+//!   up no sync, which waits for older writes, for more than half a second (`core/pressing.rs`).
 //! - The offset of an access or piece is that of its first byte in the lane's space; the last offset is that of the
 //!   last one served. Files are ordered by first use: positions are (file, offset), so a scan goes through one file,
 //!   then the next, and wraps. The paper had a single file.
@@ -139,12 +139,15 @@ impl<R: JobRule + 'static> Jobs<R> {
 }
 
 impl Group {
+    /// The job that the guard requires.
+    fn due(&self, guard: u64) -> Option<JobId> {
+        let is_due = guard > 0 && self.passed_over >= guard;
+        self.queue.ages.first().filter(|_| is_due).map(|(_, oldest)| oldest)
+    }
+
     /// The job to serve: the one that the guard requires, the one whose turn continues, or the next of the round.
     fn choose<R: JobRule>(&mut self, rule: &R, turn_bytes: u64, guard: u64) -> Option<JobId> {
-        if guard > 0
-            && self.passed_over >= guard
-            && let Some((_, oldest)) = self.queue.ages.first()
-        {
+        if let Some(oldest) = self.due(guard) {
             return Some(oldest);
         }
         let ready = |q: &JobQueue, id: JobId| q.get(id).is_some_and(|j| j.ready || (R::WAITS && !j.given_up));
@@ -279,10 +282,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let queue = &mut self.groups[view.group(slot)].queue;
-        let Some(siblings) = queue.by_origin.get(&origin(view.table, slot)) else { return };
-        // When a connection closes, its youngest requests are cancelled first.
-        let holds = |i: &&u32| queue.jobs.at(**i).is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
-        let Some(index) = siblings.iter().rev().find(holds).copied() else { return };
+        let Some(index) = queue.job_of(view.table, slot) else { return };
         queue.change_accesses(view.table, index, R::WAITS, |job| {
             job.accesses.retain(|access| *access != slot);
             None
@@ -301,6 +301,18 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
         let (group, lane) = (view.group(oldest), view.table.lane(oldest));
         match self.groups[group].queue.ages_by_lane.get(lane.index()).and_then(SortedSet::first) {
             Some((_, job)) => self.serve(view, group, job, batch),
+            None => Choice::until_event(WaitReason::LanesBusy),
+        }
+    }
+
+    fn serve_pressing(&mut self, view: &View<'_>, slot: Slot, batch: &mut Vec<Slot>) -> Choice {
+        let g = view.group(slot);
+        let group = &self.groups[g];
+        let own = group.queue.job_of(view.table, slot).and_then(|index| group.queue.jobs.at(index)).map(|job| job.id);
+        let first = |id: &JobId| group.queue.get(*id).and_then(|job| job.accesses.front());
+        let is_open = |id: &JobId| first(id).is_some_and(|first| view.open(view.table.lane(*first)));
+        match [group.due(self.guard), own].into_iter().flatten().find(is_open) {
+            Some(id) => self.serve(view, g, id, batch),
             None => Choice::until_event(WaitReason::LanesBusy),
         }
     }

@@ -220,8 +220,9 @@ impl Limits {
 
     /// When all buckets that a class pays from will let a request go.
     pub fn pays_at(&self, classes: &Classes<Account>, class: u32) -> Nanos {
-        let ready = |(limit, payer): (Limit, u32)| classes.get(payer).account.ready_at(&limit);
-        self.payers(class, classes).map(ready).max().unwrap_or(Nanos::ZERO)
+        let class = classes.get(class);
+        let above = self.of(class).map_or(Nanos::ZERO, |limit| self.above_ready_at(classes, limit.parent));
+        self.ready_at(class).max(above)
     }
 
     /// A class pays for a batch.

@@ -80,7 +80,8 @@ impl Quanta {
             return 1.0;
         }
         let who = who();
-        self.weights.iter().find(|(rule, _)| rule.fits(&who)).map_or(1.0, |(_, weight)| *weight)
+        let found = rules::matching(self.weights.iter().map(|(rule, _)| rule), &who);
+        found.map_or(1.0, |at| self.weights[at].1)
     }
 
     /// How quanta grow for a file (by stable key) and a weight.

@@ -79,11 +79,7 @@ impl Files {
 
 /// The key of a file: a hash of its permanent handle, FNV-1a with a final mix, so that each bit of the handle counts.
 pub(super) fn key_of(handle: &Handle) -> FileKey {
-    let hash = handle
-        .as_bytes()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    FileKey(impresario_base::random::mix(hash))
+    FileKey(impresario_base::random::mix(impresario_base::fnv::hash(handle.as_bytes())))
 }
 
 /// How a file is striped over `lanes` lanes of the scheduler. With `distinct` no two of its data servers may share one,

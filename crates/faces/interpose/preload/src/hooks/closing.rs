@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
+use super::uring;
 use crate::around::set_errno;
 use crate::real::missing;
 use crate::served::{SERVED, settle};
@@ -18,6 +19,7 @@ macro_rules! closes {
                 return -1;
             }
             let open = SERVED.open_file(fd);
+            uring::closing(fd);
             TABLE.forget(fd);
             SERVED.forget(fd);
             // SAFETY: the caller's argument.
@@ -70,6 +72,9 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) != 0 {
         // SAFETY: the caller's arguments.
         return unsafe { real(first, last, flags) };
+    }
+    if flags != 0 {
+        SERVED.part();
     }
     TABLE.forget_range(first, last);
     SERVED.forget_range(first, last);

@@ -1,9 +1,9 @@
-//! Calls about room, advice and readiness: fallocate, posix_fadvise, statfs, poll and select.
+//! Calls about room, advice and readiness: fallocate, posix_fadvise, readahead, statfs, poll and select.
 
 use std::ffi::{c_char, c_int, c_long};
 
-use impresario_interpose::served::protocol::{Op, Request};
-use libc::{off_t, pollfd, timeval};
+use impresario_interpose::served::protocol::{DATA_ONLY, Op, READ_AHEAD, Request};
+use libc::{off_t, pollfd, size_t, ssize_t, timeval};
 
 use crate::around::{errno, set_errno};
 use crate::real;
@@ -72,13 +72,26 @@ macro_rules! posix_fallocates {
 
 posix_fallocates! { posix_fallocate posix_fallocate64 }
 
+/// Tells the agent what will be done with a file of the cluster; `None`: the descriptor is another's.
+fn tell(fd: c_int, offset: off_t, len: off_t, advice: i64) -> Option<c_long> {
+    open_file(fd, Request { b: len, c: advice, ..with(Op::Advise, offset) }, b"", b"", &mut [])
+}
+
+/// `posix_fadvise` of a file of the cluster: the errno.
+fn advise(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> Option<c_int> {
+    let before = errno();
+    let done = tell(fd, offset, len, advice.into())?;
+    let result = if done < 0 { errno() } else { 0 };
+    set_errno(before);
+    Some(result)
+}
+
 macro_rules! advices {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int {
-            if SERVED.open_file(fd).is_some() {
-                // Nothing is kept here that advice could change.
-                return if len < 0 || !(0..=5).contains(&advice) { libc::EINVAL } else { 0 };
+            if let Some(errno) = advise(fd, offset, len, advice) {
+                return errno;
             }
             let Some(real) = real::$name.get() else { return libc::ENOSYS };
             // SAFETY: the caller's arguments.
@@ -90,8 +103,18 @@ macro_rules! advices {
 advices! { posix_fadvise posix_fadvise64 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn readahead(fd: c_int, offset: off_t, len: size_t) -> ssize_t {
+    if let Some(done) = tell(fd, offset, len as off_t, READ_AHEAD) {
+        return done as ssize_t;
+    }
+    let Some(real) = real::readahead.get() else { return missing() as ssize_t };
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, offset, len) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sync_file_range(fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int {
-    if let Some(done) = open_file(fd, Request::new(Op::Sync), b"", b"", &mut []) {
+    if let Some(done) = open_file(fd, with(Op::Sync, DATA_ONLY), b"", b"", &mut []) {
         return done as c_int;
     }
     let Some(real) = real::sync_file_range.get() else { return missing() };

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_long};
 
-use impresario_interpose::served::protocol::{Op, PATH_MAX, Request};
+use impresario_interpose::served::protocol::{DATA_ONLY, Op, PATH_MAX, Request};
 use impresario_interpose::served::{Room, Route};
 use libc::{gid_t, mode_t, size_t, ssize_t, uid_t};
 
@@ -100,7 +100,7 @@ descriptors! {
     ftruncate(len: i64) = with(Op::Truncate, len);
     ftruncate64(len: i64) = with(Op::Truncate, len);
     fsync() = Request::new(Op::Sync);
-    fdatasync() = Request::new(Op::Sync);
+    fdatasync() = with(Op::Sync, DATA_ONLY);
     fchmod(bits: mode_t) = mode(bits, 0);
     fchown(uid: uid_t, gid: gid_t) = owner(uid, gid, 0);
 }

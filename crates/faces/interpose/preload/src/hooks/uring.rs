@@ -258,7 +258,7 @@ mod looks;
 #[cfg(target_arch = "x86_64")]
 pub use by_call::{find_syscall, mapped, unmapping};
 #[cfg(target_arch = "x86_64")]
-pub use looks::{count as looks, settle};
+pub use looks::{closing, count as looks, settle};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere {
@@ -270,6 +270,9 @@ mod elsewhere {
     #[inline(always)]
     pub fn unmapping(_: *mut std::ffi::c_void, _: usize) {}
 
+    #[inline(always)]
+    pub fn closing(_: i32) {}
+
     pub fn looks() -> u32 {
         0
     }
@@ -277,4 +280,4 @@ mod elsewhere {
     pub fn settle() {}
 }
 #[cfg(not(target_arch = "x86_64"))]
-pub use elsewhere::{find_syscall, looks, mapped, settle, unmapping};
+pub use elsewhere::{closing, find_syscall, looks, mapped, settle, unmapping};

@@ -87,8 +87,16 @@ pub struct Manager {
 impl Manager {
     /// Serves at `socket`, for everything below `tree`.
     pub fn start(socket: &Path, tree: &Path, mode: Mode) -> Manager {
+        Manager::start_with_plan(socket, tree, None, mode)
+    }
+
+    /// The same; one file is told of however small it is.
+    pub fn start_with_plan(socket: &Path, tree: &Path, planned: Option<&Path>, mode: Mode) -> Manager {
+        let path = |path: &Path| path.canonicalize().unwrap().into_os_string().into_encoded_bytes();
         let mut builder = Builder::new();
-        builder.add(Kind::Tree, tree.canonicalize().unwrap().as_os_str().as_encoded_bytes()).unwrap();
+        planned.into_iter().for_each(|file| builder.add(Kind::File, &path(file)).unwrap());
+        builder.of_small_files();
+        builder.add(Kind::Tree, &path(tree)).unwrap();
         let _ = std::fs::remove_file(socket);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();

@@ -36,8 +36,10 @@ const MISSED_SHARE: u64 = 10;
 const ANSWER_MS: u32 = 5;
 /// Descriptors that may be open then.
 const MET: c_int = 64;
-/// How often a thread that unmaps a ring makes way for one that looks into it.
-const FINISH_TRIES: u32 = 100;
+/// How often a thread that unmaps a ring or closes a file makes way for one that looks into it, and then waits for 1 ms: on a busy
+/// machine that one may have been stopped in the middle, and what is left in the ring would not even be counted as missed.
+const TURN_TRIES: u32 = 20;
+const TURN_WAITS: u32 = 100;
 /// How long one who wants no look to go on waits for its end, ms.
 const SETTLE_MS: u32 = 50;
 
@@ -147,14 +149,35 @@ pub(super) fn begin(ring: &Known) {
 
 /// A ring is about to be unmapped: looks into it for the last time.
 pub(super) fn finish(ring: &Known) {
-    for _ in 0..FINISH_TRIES {
+    look_in_turn(ring);
+    ring.watch.end();
+}
+
+/// The program is about to close a descriptor: looks for what it has read by that, which could not be told afterwards.
+#[inline]
+pub fn closing(fd: c_int) {
+    if RUNS_IN.load(Relaxed) != 0 && are_taken() && TABLE.is_watched(fd) {
+        quietly(|| RINGS.iter().filter(|ring| is_ready(ring)).for_each(look_in_turn));
+    }
+}
+
+/// Whether a ring is looked into, and it is this process's.
+fn is_ready(ring: &Known) -> bool {
+    ring.watch.state.load(SeqCst) != IDLE && ring.owner.load(Relaxed) == here()
+}
+
+/// Looks into a ring, after a thread that is at it.
+fn look_in_turn(ring: &Known) {
+    for tries in 0..TURN_TRIES + TURN_WAITS {
         if ring.watch.state.load(SeqCst) != BUSY {
             break;
         }
-        rustix::thread::sched_yield();
+        match tries < TURN_TRIES {
+            true => rustix::thread::sched_yield(),
+            false => pause(1),
+        }
     }
     look(ring);
-    ring.watch.end();
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
@@ -174,17 +197,16 @@ fn serve() {
             impresario_interpose::leave();
         }
         let mut found = false;
-        let ready = |ring: &&Known| ring.watch.state.load(SeqCst) != IDLE && ring.owner.load(Relaxed) == here();
-        for ring in RINGS.iter().filter(ready) {
+        for ring in RINGS.iter().filter(|ring| is_ready(ring)) {
             found |= look(ring);
         }
-        let ended = !RINGS.iter().any(|ring| ready(&ring));
+        let ended = !RINGS.iter().any(is_ready);
         LOOKS_NOW.store(0, SeqCst);
         COUNT.fetch_add(1, SeqCst);
         if ended {
             RUNS_IN.store(0, SeqCst);
             // Unless another ring was mapped meanwhile, for which no thread was started.
-            let again = RINGS.iter().any(|ring| ready(&ring));
+            let again = RINGS.iter().any(is_ready);
             if !again || RUNS_IN.compare_exchange(0, here(), SeqCst, SeqCst).is_err() {
                 return;
             }
