@@ -24,6 +24,7 @@ pub mod content;
 pub mod documents;
 pub mod fuse;
 pub mod gluster;
+pub mod idle;
 pub mod linear;
 pub mod link;
 mod log;

@@ -447,7 +447,10 @@ impl FrameReader {
     fn fill_until(&mut self, stream: &Stream, deadline: Instant) -> Result<(), TransportError> {
         loop {
             match self.fill(stream, false, deadline) {
-                Err(TransportError::TimedOut) if Instant::now() < deadline => {}
+                // One receive waits for a tick. Who waits long need not wake up at each.
+                Err(TransportError::TimedOut) if Instant::now() < deadline => {
+                    stream.await_bytes(deadline)?;
+                }
                 other => return other,
             }
         }

@@ -185,6 +185,12 @@ impl Stream {
         }
     }
 
+    /// Waits until the deadline for bytes, or for the end of the stream.
+    pub(crate) fn await_bytes(&self, deadline: Instant) -> Result<(), TransportError> {
+        let _waits = self.poller.get().map(Poller::waits);
+        self.wait(PollFlags::IN, deadline).map(drop)
+    }
+
     /// Waits until the deadline for the socket, and returns its readiness.
     pub fn wait(&self, interest: PollFlags, deadline: Instant) -> Result<PollFlags, TransportError> {
         let mut fds = [PollFd::new(self, interest)];

@@ -225,7 +225,9 @@ impl Passing {
         let patience = Patience { silence: span(timeout), has_other_ways: true };
         let mut silence = Silence::new(impresario_engine::now());
         loop {
-            match reader.next_frame(stream, &NO_PAYLOAD, Instant::now() + 2 * tick(timeout)) {
+            // Silence means nothing before half the timeout: while no call waits, fewer looks will do.
+            let looks = if self.state.lock().waiting.is_empty() { 8 } else { 2 };
+            match reader.next_frame(stream, &NO_PAYLOAD, Instant::now() + looks * tick(timeout)) {
                 Ok((header, body)) => {
                     silence.heard(impresario_engine::now());
                     let answer =
