@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, ObjectInfo, Who};
+use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, ObjectInfo, Sender, Who};
 
 use crate::cut::{Cut, cut};
 use crate::error::{ClientError, Peer};
@@ -599,7 +599,7 @@ fn write_call(whos: &[Who], file: FileKey, lane_offset: u64) -> Call {
         [who] => Call::Write { who: *who, file, lane_offset },
         several => {
             let who = several.first().copied().unwrap_or_default();
-            let others = several.iter().skip(1).map(|who| (who.client, who.epoch)).collect();
+            let others = several.iter().skip(1).map(Sender::from).collect();
             Call::WriteMerged { who, others, file, lane_offset }
         }
     }

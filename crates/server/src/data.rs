@@ -7,6 +7,7 @@ mod durability;
 mod ledger;
 mod losses;
 mod modelled;
+mod once;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub(crate) use departure::Departure;
 pub(crate) use disk::{Disk, SYNCS_MAX};
 use ledger::Ledger;
 pub(crate) use ledger::stale;
+use once::Origin;
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -51,6 +53,7 @@ pub(crate) struct Item {
     pub(crate) payload: Option<Slice>,
     /// Of an [`Op::Truncate`] that leaves the bytes behind its range alone.
     change: Option<SpaceChange>,
+    origin: Origin,
     owed: Owed,
 }
 
@@ -215,7 +218,7 @@ impl DataServer {
             return Passed::Not(item);
         }
         let Some(passing) = self.engine.pass(submission) else { return Passed::Not(item) };
-        match self.disk.write_at_once(item.file, range.0, payload) {
+        match self.disk.write_at_once(item.file, range.0, (&item.origin, payload)) {
             Some(loss) => {
                 passing.served(range.1);
                 // Before the reply, with which the permission to hold it goes.
@@ -246,7 +249,7 @@ impl DataServer {
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
             let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-            let item = Item { file, payload: None, change: None, owed };
+            let item = Item { file, payload: None, change: None, origin: Origin::default(), owed };
             match self.pass(&submission, item, &mut passed) {
                 Passed::Whole => requests.extend(ahead),
                 Passed::Part(passing, bytes, item) => self.refuse(passing.schedule_rest(bytes, item, ahead)),
@@ -265,9 +268,9 @@ impl DataServer {
         &self,
         conn: ConnId,
         who: Who,
-        file: FileKey,
-        extents: &Extents,
+        (file, extents): (FileKey, &Extents),
         payload: Arc<Buffer>,
+        origin: &Origin,
         reply: Reply,
     ) {
         let shared = Shared::new(reply, payload.len() as u64, false);
@@ -281,7 +284,7 @@ impl DataServer {
             let submission = submission(conn, who, Op::Write, file, (offset, len));
             let ahead = self.foresee(Op::Write, file, (offset, len), who);
             let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-            let item = Item { file, payload, change: None, owed };
+            let item = Item { file, payload, change: None, origin: origin.clone(), owed };
             // None passes one before it, which it may overlap.
             let passed = if requests.is_empty() { self.pass_write(&submission, item) } else { Passed::Not(item) };
             match passed {
@@ -479,13 +482,14 @@ impl Service for DataServer {
                     self.ledger.tidy(self.disk.store());
                 }
                 let payload = payload.map(Arc::new);
+                let origin = Origin::new(who, &others);
                 if let (Some(extents), Some(payload)) = (list, &payload) {
                     let payload = payload.clone();
-                    return self.submit_written_list(*conn, who, file, &extents, payload, reply);
+                    return self.submit_written_list(*conn, who, (file, &extents), payload, &origin, reply);
                 }
                 let payload = payload.map(|buffer| Slice::new(buffer, 0..payload_bytes as usize));
                 let owed = Owed::Whole { reply, len: range.1, reads: op == Op::Read };
-                self.submit(*conn, who, op, range, Item { file, payload, change, owed });
+                self.submit(*conn, who, op, range, Item { file, payload, change, origin, owed });
             }
         }
         drop(passing);
@@ -528,7 +532,9 @@ fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64
 
 /// The read of a predicted extent, on the heels of a request or hint.
 fn speculation(after: &Submission, extent: Range<u64>) -> (Submission, Item) {
-    (after.ahead(extent), Item { file: FileKey(after.file), payload: None, change: None, owed: Owed::Nothing })
+    let item =
+        Item { file: FileKey(after.file), payload: None, change: None, origin: Origin::default(), owed: Owed::Nothing };
+    (after.ahead(extent), item)
 }
 
 /// Refuses a range that no file can have.

@@ -8,7 +8,9 @@ use impresario_layout::{Layout, Skipped};
 use impresario_sched::PolicySpec;
 use impresario_testing::link::Link;
 use impresario_testing::until;
-use impresario_wire::{Answer, Call, ClientKey, Extents, Fault, FileKey, MetaCall, Role, SpaceChange, Target, Who};
+use impresario_wire::{
+    Answer, Call, ClientKey, Extents, Fault, FileKey, MetaCall, Role, Sender, SpaceChange, Target, Who,
+};
 
 const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4, skipped: Skipped::NONE };
 
@@ -18,6 +20,10 @@ fn write(client: u64, file: u64, offset: u64) -> Call {
 
 fn read(client: u64, file: u64, offset: u64, len: u32) -> Call {
     Call::FileRead { who: who(client), file: FileKey(file), layout: LAYOUT, made: 0, offset, len }
+}
+
+fn sender(client: u64, epoch: u32) -> Sender {
+    Sender { client: ClientKey(client), epoch, sequence: 0 }
 }
 
 fn data(answer: (Answer, Vec<u8>)) -> Vec<u8> {
@@ -631,7 +637,7 @@ fn a_merged_write_is_refused_when_any_of_its_clients_has_left_its_epoch() {
     let cluster = cluster(10_000);
     let mut peer = cluster.peer(0, 1);
     let merged = |others: Vec<(u64, u32)>| {
-        let others = others.into_iter().map(|(client, epoch)| (ClientKey(client), epoch)).collect();
+        let others = others.into_iter().map(|(client, epoch)| sender(client, epoch)).collect();
         Call::WriteMerged { who: who(1), others, file: FileKey(1), lane_offset: 0 }
     };
     assert_eq!(peer.call(&merged(vec![(2, 1), (3, 4)]), b"first").0, Answer::Written(5));
@@ -642,7 +648,7 @@ fn a_merged_write_is_refused_when_any_of_its_clients_has_left_its_epoch() {
     assert_eq!(peer.read(9, 1, 0, 5), b"again");
     // So is a list, of which nothing is written then; nor is one whose extents are not those of its bytes.
     let list = |others: &[(u64, u32)], extents: &[(u64, u32)]| {
-        let others = others.iter().map(|(client, epoch)| (ClientKey(*client), *epoch)).collect();
+        let others = others.iter().map(|(client, epoch)| sender(*client, *epoch)).collect();
         Call::WriteList { who: who(1), others, file: FileKey(1), extents: Extents::of(extents) }
     };
     let extents = [(10, 2), (0, 1), (20, 2)];

@@ -9,7 +9,7 @@ use impresario_config::{Cluster, Config, Data, Io, Meta, Security};
 use impresario_server::process::{Started, start};
 use impresario_testing::free_address;
 use impresario_transport::{Keys, key_file_name};
-use impresario_wire::{Answer, Call, ClientKey, Extents, Fault, FileKey, KeyRole, Role, Who};
+use impresario_wire::{Answer, Call, ClientKey, Extents, Fault, FileKey, KeyRole, Role, Sender, Who};
 
 struct Cell {
     dir: tempfile::TempDir,
@@ -78,7 +78,7 @@ fn guarded(who: Who) -> Vec<(&'static [KeyRole], Call)> {
         (admin, Call::EarlierRuns { runs: None }),
         (keepers, Call::Truncate { who, file, len: 10 }),
         (keepers, Call::Unlink { who, file }),
-        (server, Call::WriteMerged { who, others: vec![(ClientKey(9), 1)], file, lane_offset: 0 }),
+        (server, Call::WriteMerged { who, others: vec![Sender::default()], file, lane_offset: 0 }),
         (server, Call::WriteList { who, others: vec![], file, extents: Extents::of(&[(0, 40), (50, 60)]) }),
         (server, Call::Sync { who: Who { client: ClientKey(77), ..who }, file }),
     ]

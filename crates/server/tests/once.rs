@@ -1,4 +1,4 @@
-//! Changes of names are applied once, though copies of them are delayed, repeated through another I/O node, or find a
+//! Changes of names and bytes are applied once, though copies of them are delayed, repeated through another I/O node, or find a
 //! restarted metadata server.
 
 use std::io::{Read, Write};
@@ -12,7 +12,9 @@ use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::{StartError, Started};
 use impresario_testing::{eventually, until};
-use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, SpaceChange, Who, XattrMode};
+use impresario_wire::{
+    Answer, Call, ClientKey, Extents, Fault, FileKey, MetaCall, NodeKind, Role, Sender, SpaceChange, Who, XattrMode,
+};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
 /// the client has gone meanwhile.
@@ -172,6 +174,83 @@ impl Bed {
         };
         self.meta = Some(eventually("the port is free", start));
     }
+}
+
+/// A copy of request `sequence` of a client, sent in its second epoch; the first was sent in its first.
+fn copy(client: u64, sequence: u64) -> Who {
+    Who { epoch: 2, ..first(client, sequence) }
+}
+
+fn first(client: u64, sequence: u64) -> Who {
+    Who { sequence, ..support::who(client) }
+}
+
+#[test]
+fn a_copy_of_a_write_that_was_done_does_not_undo_what_others_wrote_since() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let file = FileKey(1);
+    let write = |who, lane_offset| Call::Write { who, file, lane_offset };
+    assert_eq!(peer.call(&write(first(1, 5), 0), &[1; 100]).0, Answer::Written(100));
+    assert_eq!(peer.call(&write(first(2, 5), 20), &[2; 10]).0, Answer::Written(10));
+    // Cut otherwise than the first, and with bytes of the same request that never came.
+    assert_eq!(peer.call(&write(copy(1, 5), 0), &[1; 60]).0, Answer::Written(60));
+    assert_eq!(peer.call(&write(copy(1, 5), 60), &[1; 60]).0, Answer::Written(60));
+    let expected = [&[1; 20][..], &[2; 10], &[1; 90]].concat();
+    assert_eq!(peer.read(9, 1, 0, 200), expected);
+    // Of a copy that comes again, also what only the copy before it has done.
+    assert_eq!(peer.call(&write(first(2, 6), 100), &[3; 20]).0, Answer::Written(20));
+    assert_eq!(peer.call(&write(Who { epoch: 3, ..copy(1, 5) }, 60), &[1; 60]).0, Answer::Written(60));
+    let expected = [&expected[..100], &[3; 20]].concat();
+    assert_eq!(peer.read(9, 1, 0, 200), expected);
+    // Another request of the client is no copy of it, in whatever epoch.
+    assert_eq!(peer.call(&write(copy(1, 6), 20), &[4; 10]).0, Answer::Written(10));
+    assert_eq!(peer.read(9, 1, 20, 10), [4; 10]);
+}
+
+#[test]
+fn a_copy_of_one_of_several_writes_that_were_merged_is_not_done_again() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let file = FileKey(1);
+    let others = vec![Sender::from(&first(2, 8)), Sender::from(&first(1, 6))];
+    let merged = Call::WriteMerged { who: first(1, 5), others: others.clone(), file, lane_offset: 0 };
+    let bytes = [[1; 10], [2; 10], [3; 10]].concat();
+    assert_eq!(peer.call(&merged, &bytes).0, Answer::Written(30));
+    let list = Call::WriteList { who: first(1, 5), others, file, extents: Extents::of(&[(100, 10), (200, 20)]) };
+    assert_eq!(peer.call(&list, &bytes).0, Answer::Written(30));
+    let write = |who, lane_offset| Call::Write { who, file, lane_offset };
+    for at in [0, 100, 200, 210, 220] {
+        assert_eq!(peer.call(&write(first(3, 1 + at), at), &[9; 10]).0, Answer::Written(10));
+    }
+    for (who, at) in [(copy(1, 5), 0), (copy(1, 5), 100), (copy(2, 8), 200), (copy(1, 6), 210)] {
+        assert_eq!(peer.call(&write(who, at), &[7; 10]).0, Answer::Written(10));
+        assert_eq!(peer.read(9, 1, at, 10), [9; 10], "{at}");
+    }
+    assert_eq!(peer.read(9, 1, 10, 20), bytes[10..]);
+}
+
+#[test]
+fn a_copy_of_a_cut_or_hole_that_was_made_does_not_take_what_others_wrote_since() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let file = FileKey(1);
+    let write = |who, lane_offset| Call::Write { who, file, lane_offset };
+    let cut = |who| Call::Truncate { who, file, len: 40 };
+    let punch = |who, at| Call::ChangeSpace { who, file, change: SpaceChange::Punch, lane_offset: at, len: 20 };
+    assert_eq!(peer.call(&write(first(1, 5), 0), &[1; 100]).0, Answer::Written(100));
+    assert_eq!(peer.call(&cut(first(1, 6)), &[]).0, Answer::Done);
+    assert!(matches!(peer.call(&punch(first(1, 7), 0), &[]).0, Answer::Written(_) | Answer::Done));
+    assert_eq!(peer.call(&write(first(2, 1), 0), &[2; 100]).0, Answer::Written(100));
+    // The write is not done again for want of a memory of the cut, nor the cut, nor the hole.
+    assert_eq!(peer.call(&write(copy(1, 5), 0), &[1; 100]).0, Answer::Written(100));
+    assert_eq!(peer.call(&cut(copy(1, 6)), &[]).0, Answer::Done);
+    peer.call(&punch(copy(1, 7), 0), &[]);
+    assert_eq!(peer.read(9, 1, 0, 200), [2; 100]);
+    // One that was not made is.
+    assert_eq!(peer.call(&cut(copy(1, 8)), &[]).0, Answer::Done);
+    peer.call(&punch(copy(1, 9), 10), &[]);
+    assert_eq!(peer.read(9, 1, 0, 200), [&[2; 10][..], &[0; 20], &[2; 10]].concat());
 }
 
 #[test]

@@ -263,9 +263,10 @@ fn of_a_client_that_is_gone_nothing_is_withheld() {
             _ => (Peer::connect(&limited.cluster.config.io[0].address, Role::Io, 7), Role::Io),
         };
         let who = impresario_wire::Who { job: 7, ..who(7) };
+        // None touches another: an I/O node would make one of those that come at once.
         let write = |n: u64| match role {
-            Role::Data => Call::Write { who, file: FileKey(1), lane_offset: n * BYTES as u64 },
-            _ => Call::FileWrite { who, file: FileKey(1), layout, offset: n * BYTES as u64 },
+            Role::Data => Call::Write { who, file: FileKey(1), lane_offset: 2 * n * BYTES as u64 },
+            _ => Call::FileWrite { who, file: FileKey(1), layout, offset: 2 * n * BYTES as u64 },
         };
         let answer = client.call(&write(0), &pattern(1, BYTES)).0;
         assert!(matches!(answer, Answer::Written(_) | Answer::FileWritten { .. }), "{answer:?}");

@@ -55,6 +55,23 @@ pub struct Who {
     pub folders: [u32; 4],
 }
 
+/// Who has sent some of the bytes of a request that an I/O node has put together from several.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct Sender {
+    /// The client.
+    pub client: ClientKey,
+    /// The epoch under which it sent them.
+    pub epoch: u32,
+    /// The number of its request, as in [`Who::sequence`].
+    pub sequence: u64,
+}
+
+impl From<&Who> for Sender {
+    fn from(who: &Who) -> Sender {
+        Sender { client: who.client, epoch: who.epoch, sequence: who.sequence }
+    }
+}
+
 /// What kind of server is spoken to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Role {

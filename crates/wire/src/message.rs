@@ -53,8 +53,8 @@ pub enum Call {
     WriteMerged {
         /// Sender of the first bytes.
         who: Who,
-        /// The other senders, and the epoch of each.
-        others: Vec<(ClientKey, u32)>,
+        /// The other senders.
+        others: Vec<Sender>,
         /// File.
         file: FileKey,
         /// Offset in the object, bytes.
@@ -294,8 +294,8 @@ pub enum Call {
     WriteList {
         /// Sender of the first bytes.
         who: Who,
-        /// The other senders, and the epoch of each.
-        others: Vec<(ClientKey, u32)>,
+        /// The other senders.
+        others: Vec<Sender>,
         /// File.
         file: FileKey,
         /// Where the bytes go; offsets are those of the object.

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, Who};
+use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, Sender, Who};
 
 use super::{ROUND_BYTES, Striped, check_range, unexpected};
 use crate::cut::Divide;
@@ -264,7 +264,7 @@ impl<S> ListCall<S> {
 /// A write of bytes that these clients sent.
 fn write_list_call(whos: &[Who], file: FileKey, extents: &[(u64, u32)]) -> Call {
     let who = whos.first().copied().unwrap_or_default();
-    let others = whos.iter().skip(1).map(|who| (who.client, who.epoch)).collect();
+    let others = whos.iter().skip(1).map(Sender::from).collect();
     Call::WriteList { who, others, file, extents: Extents::of(extents) }
 }
 

@@ -11,11 +11,13 @@
 //! - [`Routes`]: a service that several servers can reach: which to try next, and after what pause.
 //! - [`Silence`]: whether a silent peer is slow or dead.
 //! - [`Fence`]: the server's side for operations that may be repeated in order: which epochs it accepts.
+//! - [`Recent`]: the server's side for changes of bytes, a copy of which may be cut into other pieces: what was done of it.
 //! - [`Replies`]: the server's side for operations that must be done once: which were done, with what reply.
 
 mod call;
 mod epoch;
 mod fence;
+mod recent;
 mod replies;
 mod routes;
 mod silence;
@@ -23,6 +25,7 @@ mod silence;
 pub use call::{Call, Failure, Rights, Step, Verdict};
 pub use epoch::Epoch;
 pub use fence::{Fence, Passage};
+pub use recent::{Change, Did, Recent, Rest};
 pub use replies::{Admission, Kept, Replies, Stamp};
 pub use routes::{Next, Routes, pause};
 pub use silence::{Patience, SIGN_EVERY, SILENCE_MAX, Sign, Silence};

@@ -6,7 +6,7 @@ mod answers;
 mod dirtying;
 mod objects;
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
@@ -21,6 +21,7 @@ use impresario_sched::{Extent, Nanos, Op, Request};
 use impresario_store::{FileSystemId, Job, ModelledDevice, ObjectStore, Timing};
 use impresario_wire::{Answer, FileKey};
 use serde_json::{Map, Value, json};
+use smallvec::SmallVec;
 
 use self::ahead::{Object, take_speculation};
 pub(super) use self::answers::{Done, errno_of};
@@ -28,6 +29,7 @@ use self::answers::{answer, complete, complete_after, complete_modelled, outcome
 use self::dirtying::Dirtying;
 use super::losses::Losses;
 use super::modelled::{Memory, Rendezvous};
+use super::once::{Once, Origin};
 use super::{Item, durability};
 use crate::connection::Reply;
 use crate::listener::{Vitals, before_waiting};
@@ -47,6 +49,7 @@ pub(crate) struct Disk {
     vitals: Vitals,
     store: ObjectStore,
     losses: Arc<Losses>,
+    once: Once,
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
     sync_threads: Workers,
@@ -95,6 +98,7 @@ impl Disk {
             vitals,
             store,
             losses: Arc::default(),
+            once: Once::default(),
             device,
             threads,
             sync_threads,
@@ -221,6 +225,9 @@ impl Disk {
             parts.iter().map(|part| self.transfer(file, part.0.extent, std::slice::from_ref(part))).collect()
         };
         match work.batch.op {
+            Op::Write if work.parts.len() > 1 && work.parts.iter().any(|(_, item)| item.origin.is_copy) => {
+                Ok(Done::Apart(alone(&work.parts)))
+            }
             Op::Read | Op::Write => match self.transfer(file, *extent, &work.parts) {
                 Err(_) if work.parts.len() > 1 => Ok(Done::Apart(alone(&work.parts))),
                 Ok(Done::Written(0, Some(_), _)) if work.parts.len() > 1 => Ok(Done::Apart(alone(&work.parts))),
@@ -228,10 +235,10 @@ impl Disk {
             },
             Op::Sync => Ok(durability::sync(&self.store, &self.losses, file)),
             Op::Truncate => match first.change {
-                None => durability::truncate(&self.store, &self.losses, file, extent.lane_offset),
+                None => durability::truncate(&self.store, self.known(), file, extent.lane_offset, &first.origin),
                 Some(change) => {
                     let range = extent.lane_offset..extent.end();
-                    durability::change_space(&self.store, &self.losses, file, change, range)
+                    durability::change_space(&self.store, self.known(), file, change, range, &first.origin)
                 }
             },
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
@@ -262,9 +269,14 @@ impl Disk {
             let got = self.store.read(file, extent.lane_offset, &mut buffer)?;
             return Ok(Done::Read(Slice::new(Arc::new(buffer), 0..got)));
         }
-        let pieces: Vec<IoSlice<'_>> =
-            parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
-        Ok(durability::write(&self.store, &self.losses, file, extent.lane_offset, &pieces))
+        let parts: SmallVec<[(&Origin, &[u8]); 4]> =
+            parts.iter().filter_map(|(_, item)| Some((&item.origin, item.payload.as_deref()?))).collect();
+        Ok(durability::write(&self.store, self.known(), file, extent.lane_offset, &parts))
+    }
+
+    /// What was lost, and what was done.
+    fn known(&self) -> (&Losses, &Once) {
+        (&self.losses, &self.once)
     }
 
     /// A sync has failed; gives the number of the loss.
@@ -389,7 +401,8 @@ impl Executor<Item> for Disk {
 
     fn piece(&self, item: &mut Item, from: u64, len: u64, _last: bool) -> Item {
         let payload = item.payload.as_ref().map(|p| p.part(from as usize..(from + len) as usize));
-        Item { file: item.file, payload, change: item.change, owed: item.owed.piece(from, len) }
+        let origin = item.origin.clone();
+        Item { file: item.file, payload, change: item.change, origin, owed: item.owed.piece(from, len) }
     }
 }
 

@@ -4,14 +4,69 @@
 use std::io::{self, IoSlice};
 use std::ops::Range;
 
+use impresario_node::session::{Did, Rest};
 use impresario_store::{FileSystem, ObjectStore};
 use impresario_wire::SpaceChange;
+use smallvec::SmallVec;
 
 use super::disk::{Done, errno_of};
 use super::losses::Losses;
+use super::once::{Once, Origin};
 
-/// Writes the pieces one behind the other.
+/// Writes the bytes of requests one behind the other. Of a copy, which comes alone, only what was not done.
 pub(super) fn write<F: FileSystem>(
+    store: &ObjectStore<F>,
+    (losses, once): (&Losses, &Once),
+    key: u64,
+    offset: u64,
+    parts: &[(&Origin, &[u8])],
+) -> Done {
+    if let [(origin, bytes)] = parts
+        && origin.is_copy
+    {
+        return write_rest(store, (losses, once), key, offset, (origin, bytes));
+    }
+    let pieces: SmallVec<[IoSlice<'_>; 4]> = parts.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+    let done = write_pieces(store, losses, key, offset, &pieces);
+    if let Done::Written(_, None, loss) = done {
+        let mut at = offset;
+        for (origin, bytes) in parts {
+            let end = at + bytes.len() as u64;
+            once.note(origin, key, Did::Wrote, &(at..end), loss);
+            at = end;
+        }
+    }
+    done
+}
+
+fn write_rest<F: FileSystem>(
+    store: &ObjectStore<F>,
+    (losses, once): (&Losses, &Once),
+    key: u64,
+    offset: u64,
+    (origin, bytes): (&Origin, &[u8]),
+) -> Done {
+    let len = bytes.len() as u64;
+    let rest = once.rest(origin, key, Did::Wrote, offset..offset + len);
+    let mut least = rest.least;
+    for range in &rest.ranges {
+        let from = range.start - offset;
+        let piece = bytes.get(from as usize..(range.end - offset) as usize).unwrap_or_default();
+        match write_pieces(store, losses, key, range.start, &[IoSlice::new(piece)]) {
+            Done::Written(_, None, loss) => {
+                once.note(origin, key, Did::Wrote, range, loss);
+                least = Some(least.map_or(loss, |least| least.min(loss)));
+            }
+            // What was done before it is done.
+            Done::Written(written, error, loss) => return Done::Written(from + written, error, loss),
+            other => return other,
+        }
+    }
+    // Of what was lost since the first copy was done its client must learn.
+    Done::Written(len, None, least.unwrap_or_else(|| losses.of(key)))
+}
+
+fn write_pieces<F: FileSystem>(
     store: &ObjectStore<F>,
     losses: &Losses,
     key: u64,
@@ -43,31 +98,61 @@ pub(super) fn sync<F: FileSystem>(store: &ObjectStore<F>, losses: &Losses, key: 
 /// Sets the length of an object.
 pub(super) fn truncate<F: FileSystem>(
     store: &ObjectStore<F>,
-    losses: &Losses,
+    (losses, once): (&Losses, &Once),
     key: u64,
     len_bytes: u64,
+    origin: &Origin,
 ) -> io::Result<Done> {
-    // Before it, as for a write.
-    let loss = losses.of(key);
-    store.truncate(key, len_bytes).map(|()| if loss == 0 { Done::Barrier } else { Done::AfterLoss(loss, 0) })
+    let loss =
+        change_once((losses, once), key, Did::Cut, len_bytes..u64::MAX, origin, || store.truncate(key, len_bytes))?;
+    Ok(if loss == 0 { Done::Barrier } else { Done::AfterLoss(loss, 0) })
 }
 
 /// Changes the space of a range.
 pub(super) fn change_space<F: FileSystem>(
     store: &ObjectStore<F>,
-    losses: &Losses,
+    (losses, once): (&Losses, &Once),
     key: u64,
     change: SpaceChange,
     range: Range<u64>,
+    origin: &Origin,
 ) -> io::Result<Done> {
+    let loss = match change {
+        // Twice is as good as once: no byte changes.
+        SpaceChange::Allocate { keep_size } => {
+            let loss = losses.of(key);
+            store.allocate(key, range, keep_size).map(|()| loss)
+        }
+        SpaceChange::Punch => {
+            change_once((losses, once), key, Did::Cleared, range.clone(), origin, || store.punch(key, range))
+        }
+        SpaceChange::Zero { keep_size } => {
+            change_once((losses, once), key, Did::Cleared, range.clone(), origin, || store.zero(key, range, keep_size))
+        }
+    };
+    loss.map(Done::Changed)
+}
+
+/// Makes a change, unless it is a copy of one that was made. Gives the object's last loss at that time.
+fn change_once(
+    (losses, once): (&Losses, &Once),
+    key: u64,
+    did: Did,
+    range: Range<u64>,
+    origin: &Origin,
+    change: impl FnOnce() -> io::Result<()>,
+) -> io::Result<u32> {
+    if origin.is_copy
+        && let Rest { ranges, least: Some(loss) } = once.rest(origin, key, did, range.clone())
+        && ranges.is_empty()
+    {
+        return Ok(loss);
+    }
     // Before it, as for a write.
     let loss = losses.of(key);
-    match change {
-        SpaceChange::Allocate { keep_size } => store.allocate(key, range, keep_size),
-        SpaceChange::Punch => store.punch(key, range),
-        SpaceChange::Zero { keep_size } => store.zero(key, range, keep_size),
-    }
-    .map(|()| Done::Changed(loss))
+    change()?;
+    once.note(origin, key, did, &range, loss);
+    Ok(loss)
 }
 
 /// A sync has failed; gives the number of the loss.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use impresario_base::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use impresario_node::session::{Fence, Passage};
 use impresario_store::{FileSystem, Note, ObjectStore};
-use impresario_wire::{ClientKey, Fault, Who};
+use impresario_wire::{ClientKey, Fault, Sender, Who};
 use smallvec::SmallVec;
 
 use super::losses::{LOSS, Losses};
@@ -68,9 +68,9 @@ impl Ledger {
         &self,
         store: &ObjectStore<F>,
         who: Who,
-        others: &[(ClientKey, u32)],
+        others: &[Sender],
     ) -> Result<Passing<'_>, Fault> {
-        let senders = || others.iter().copied().chain([(who.client, who.epoch)]);
+        let senders = || others.iter().map(|other| (other.client, other.epoch)).chain([(who.client, who.epoch)]);
         let mut gates: SmallVec<[usize; 1]> = senders().map(|(client, _)| gate_of(client)).collect();
         gates.sort_unstable();
         gates.dedup();
@@ -176,6 +176,10 @@ mod tests {
         Who { client: ClientKey(client), epoch, ..Who::default() }
     }
 
+    fn other(client: u64, epoch: u32) -> Sender {
+        Sender::from(&who(client, epoch))
+    }
+
     fn made() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let identity = FolderIdentity { cluster: 1, store: 2, server: "data.0".into() };
@@ -195,7 +199,7 @@ mod tests {
             let store = open(&dir);
             let ledger = Ledger::open(&store, Arc::default()).unwrap();
             (1..=rounds).for_each(|epoch| drop(ledger.admit(&store, who(7, epoch)).unwrap()));
-            assert!(ledger.admit_all(&store, who(9, 0), &[(ClientKey(7), rounds - 1), (ClientKey(8), 5)]).is_err());
+            assert!(ledger.admit_all(&store, who(9, 0), &[other(7, rounds - 1), other(8, 5)]).is_err());
             assert!(store.notes_len() <= 2 * NOTES_OVER, "{}", store.notes_len());
         }
         let store = open(&dir);

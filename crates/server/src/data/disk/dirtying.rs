@@ -1,6 +1,5 @@
 //! Writes that only go to the page cache and need not be scheduled: no device has to be free for them.
 
-use std::io::IoSlice;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use impresario_base::dirtying::DirtyRoom;
@@ -10,6 +9,7 @@ use impresario_wire::FileKey;
 use super::Disk;
 use crate::data::disk::Done;
 use crate::data::durability;
+use crate::data::once::Origin;
 
 /// The file system keeps what is written in the page cache; that it does not; anything below: so often it did not.
 const PAGED: u8 = u8::MAX;
@@ -33,9 +33,14 @@ impl Disk {
     }
 
     /// Does such a write. Gives the object's last loss, or 0; `None` if it has failed: then it is to be done as others are.
-    pub(in crate::data) fn write_at_once(&self, file: FileKey, offset: u64, bytes: &[u8]) -> Option<u32> {
+    pub(in crate::data) fn write_at_once(
+        &self,
+        file: FileKey,
+        offset: u64,
+        (origin, bytes): (&Origin, &[u8]),
+    ) -> Option<u32> {
         let began = now();
-        let done = durability::write(&self.store, &self.losses, file.0, offset, &[IoSlice::new(bytes)]);
+        let done = durability::write(&self.store, self.known(), file.0, offset, &[(origin, bytes)]);
         let ended = now();
         let dirtying = self.dirtying.as_ref()?;
         dirtying.room.took(bytes.len() as u64, ended.since(began), ended);

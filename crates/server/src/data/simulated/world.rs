@@ -2,7 +2,6 @@
 //! what is known of every sector.
 
 use std::collections::BTreeSet;
-use std::io::IoSlice;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use crate::data::disk::Done;
 use crate::data::durability;
 use crate::data::ledger::Ledger;
 use crate::data::losses::Losses;
+use crate::data::once::{Once, Origin};
 use crate::owed::FirstLoss;
 
 /// What is broken on purpose.
@@ -138,6 +138,7 @@ struct Held {
 struct Server {
     store: ObjectStore<Forgetful>,
     losses: Arc<Losses>,
+    once: Once,
     ledger: Ledger,
 }
 
@@ -203,6 +204,12 @@ pub(super) fn run(plan: &Plan, sabotage: Sabotage) -> Result<usize, Wrong> {
     Ok(plan.steps.len())
 }
 
+impl Server {
+    fn known(&self) -> (&Losses, &Once) {
+        (&self.losses, &self.once)
+    }
+}
+
 impl World<'_> {
     /// Starts the server, unless its disk keeps it from that.
     fn start(&mut self) -> Result<(), Wrong> {
@@ -220,7 +227,7 @@ impl World<'_> {
                 _ => losses.clone(),
             };
             let ledger = Ledger::open(&store, noted).map_err(|error| error.to_string())?;
-            Ok(Server { store, losses, ledger })
+            Ok(Server { store, losses, once: Once::default(), ledger })
         });
         match started {
             Ok(server) => self.server = Some(server),
@@ -376,9 +383,9 @@ impl World<'_> {
             let bytes = value.to_le_bytes().repeat(part.count * SECTOR_BYTES as usize / 8);
             // As requests that were merged have it, in several pieces.
             let (front, back) = bytes.split_at(bytes.len() / 2);
-            let pieces = [IoSlice::new(front), IoSlice::new(back)];
+            let pieces = [(&Origin::default(), front), (&Origin::default(), back)];
             let at = part.first as u64 * SECTOR_BYTES;
-            let done = durability::write(&server.store, &server.losses, key(span.object), at, &pieces);
+            let done = durability::write(&server.store, server.known(), key(span.object), at, &pieces);
             let Done::Written(written, error, last) = done else {
                 return Err(Wrong::Read("no answer to a write".into()));
             };
@@ -411,7 +418,8 @@ impl World<'_> {
             return Ok(());
         }
         let span = Span { object, first: sectors, count: SECTORS - sectors };
-        let cut = durability::truncate(&server.store, &server.losses, key(object), sectors as u64 * SECTOR_BYTES);
+        let (known, len_bytes) = (server.known(), sectors as u64 * SECTOR_BYTES);
+        let cut = durability::truncate(&server.store, known, key(object), len_bytes, &Origin::default());
         let loss = if let Ok(Done::AfterLoss(loss, _)) = cut { loss } else { 0 };
         match cut {
             Ok(_) if is_answered => self.note(Some(client), span, 0, Outcome::Done, loss),
@@ -425,7 +433,8 @@ impl World<'_> {
             return Ok(());
         }
         let range = span.first as u64 * SECTOR_BYTES..(span.first + span.count) as u64 * SECTOR_BYTES;
-        let done = durability::change_space(&server.store, &server.losses, key(span.object), SpaceChange::Punch, range);
+        let (known, origin) = (server.known(), Origin::default());
+        let done = durability::change_space(&server.store, known, key(span.object), SpaceChange::Punch, range, &origin);
         match done {
             Ok(Done::Changed(loss)) if is_answered => self.note(Some(client), span, 0, Outcome::Done, loss),
             _ => self.note(None, span, 0, Outcome::Unknown, 0),

@@ -104,6 +104,11 @@ fn data_servers_without_a_fence_are_found() {
 }
 
 #[test]
+fn writes_that_are_done_again_are_found() {
+    assert!(matches!(is_found(Sabotage::DoesCopiesAgain), Wrong::Bytes(_)));
+}
+
+#[test]
 fn syncs_that_are_left_out_are_found() {
     assert!(matches!(is_found(Sabotage::SkipsSyncs), Wrong::Bytes(_)));
 }

@@ -2,7 +2,7 @@
 //! server in a folder, which reaches them as a partition lets it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, IoSlice};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,7 @@ use crate::data::disk::{Done, errno_of};
 use crate::data::durability;
 use crate::data::ledger::Ledger;
 use crate::data::losses::Losses;
+use crate::data::once::{Once, Origin};
 use crate::meta::{self, Fate, MetaOptions, MetaService, Objects, StepHook};
 
 /// What is broken on purpose, to see that it is found.
@@ -29,6 +30,8 @@ pub(super) enum Sabotage {
     None,
     /// Data servers take every request for one of its client's present epoch.
     NoDataFence,
+    /// A data server takes each copy of a write for another write.
+    DoesCopiesAgain,
     /// Every third sync of a data server is answered and not done.
     SkipsSyncs,
     /// A data server tells nobody that a sync has failed.
@@ -59,6 +62,7 @@ pub(super) struct LateCut {
 struct Running {
     store: ObjectStore<Forgetful>,
     losses: Arc<Losses>,
+    once: Once,
     ledger: Ledger,
 }
 
@@ -146,7 +150,7 @@ impl DataServer {
         let opened = ObjectStore::over(self.disk.clone(), Path::new("disk"), &name, options);
         let store = opened.expect("the disk is mended");
         let ledger = Ledger::open(&store, losses.clone()).expect("the disk is mended");
-        self.running = Some(Running { store, losses, ledger });
+        self.running = Some(Running { store, losses, once: Once::default(), ledger });
         self.runs += 1;
     }
 
@@ -191,17 +195,20 @@ impl DataServer {
     }
 
     fn served(&mut self, running: &Running, who: Who, file: FileKey, ask: Ask) -> Told {
-        let Running { store, losses, ledger } = running;
+        let Running { store, losses, once, ledger } = running;
+        let known = (&**losses, once);
         let fault = |errno: i32| Told::Fault(Fault { errno, message: String::new() });
         let who = if self.sabotage == Sabotage::NoDataFence { Who { epoch: 0, ..who } } else { who };
         let _passing = match ledger.admit(store, who) {
             Ok(passing) => passing,
             Err(refusal) => return Told::Fault(refusal),
         };
+        let origin = Origin::new(who, &[]);
+        let origin = if self.sabotage == Sabotage::DoesCopiesAgain { Origin::default() } else { origin };
         match ask {
             Ask::Write { at, value } => {
                 let bytes = value.to_le_bytes().repeat(STRIP_BYTES as usize / 8);
-                match durability::write(store, losses, file.0, at, &[IoSlice::new(&bytes)]) {
+                match durability::write(store, known, file.0, at, &[(&origin, &bytes)]) {
                     Done::Written(written, None, loss) if written == STRIP_BYTES => Told::Written(self.state(loss)),
                     Done::Written(_, Some(error), _) => fault(errno_of(&error)),
                     _ => fault(libc::EIO),
@@ -230,7 +237,7 @@ impl DataServer {
                 }
             }
             Ask::Cut { .. } if self.sabotage == Sabotage::SkipsCuts => Told::Cut(self.state(0)),
-            Ask::Cut { len_bytes } => match durability::truncate(store, losses, file.0, len_bytes) {
+            Ask::Cut { len_bytes } => match durability::truncate(store, known, file.0, len_bytes, &origin) {
                 Ok(Done::AfterLoss(loss, _)) => Told::Cut(self.state(loss)),
                 Ok(_) => Told::Cut(self.state(0)),
                 Err(error) => fault(errno_of(&error)),

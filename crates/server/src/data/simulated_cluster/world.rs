@@ -109,6 +109,8 @@ pub(super) struct Operation {
     call: Call,
     sequence: u64,
     copies: u64,
+    /// How often the data server that it is for had been started when the first copy was sent.
+    runs: u64,
     /// The connection on which its last copy is outstanding, and since when.
     on: Option<(usize, Nanos)>,
     has_ended: bool,
@@ -408,6 +410,7 @@ impl World<'_> {
             call: Call::new(rights, Nanos(self.now.0 + TIMEOUT_NS)),
             sequence: self.clients[client].sequence,
             copies: 0,
+            runs: 0,
             on: None,
             has_ended: false,
         });
@@ -431,6 +434,9 @@ impl World<'_> {
         let here = &mut self.operations[operation];
         let epoch = here.call.stamp(&self.clients[client].epoch);
         here.copies += 1;
+        if let (1, Query::Data { server, .. }) = (here.copies, &here.query) {
+            here.runs = self.data.0.lock().servers[*server].runs;
+        }
         here.on = Some((connection, self.now));
         let (id, copy, since, sequence) = (here.id, here.copies, here.call.since(), here.sequence);
         let is_of_names = matches!(here.query, Query::Meta { .. });
@@ -618,7 +624,7 @@ impl World<'_> {
         let here = &mut self.operations[operation];
         (here.has_ended, here.on) = (true, None);
         let (client, thread, part, epoch) = (here.client, here.thread, here.part, here.call.epoch());
-        let (server, copies) = (here.query.server(), here.copies);
+        let (server, mut copies, runs) = (here.query.server(), here.copies, here.runs);
         let has_answered = match &outcome {
             Outcome::Unknown => false,
             // Nothing could be noted.
@@ -631,6 +637,10 @@ impl World<'_> {
             self.history.revoked(client, epoch, server);
         }
         let is_sent = copies > 0;
+        if matches!(outcome, Outcome::Data(Told::Written(_))) && self.data.0.lock().servers[server].runs == runs {
+            // The server knew which it had done.
+            copies = 1;
+        }
         let outcome = if is_sent { outcome } else { Outcome::Unknown };
         self.part_ended(thread, part, outcome, (epoch, copies));
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use impresario_engine::{Outcome, Ticket, Work, now};
 use impresario_node::{Entry, Party, covered};
 use impresario_sched::{Nanos, Request, RequestId};
-use impresario_wire::{Answer, Fault, LaneState, Who};
+use impresario_wire::{Answer, Fault, LaneState, Sender, Who};
 use smallvec::SmallVec;
 
 use super::super::family::Short;
@@ -86,9 +86,10 @@ pub(super) fn party(item: &Item) -> Party {
 
 /// Whether a part may be forwarded in one request with another of its file and operation. A file has one layout; a client that says
 /// otherwise is served apart. The request goes under one name, so what it is for is all of one user and one job: another's would be
-/// paid for by the first. A batch of the policy may have parts of several.
+/// paid for by the first. A batch of the policy may have parts of several. A copy goes alone: the data servers look whether it was done.
 pub(super) fn goes_with((_, item): &(Request, Item), (_, other): &(Request, Item)) -> bool {
-    item.striping.layout == other.striping.layout && party(item) == party(other)
+    let is_copy = [item, other].iter().any(|item| item.who.since < item.who.epoch);
+    item.striping.layout == other.striping.layout && party(item) == party(other) && !is_copy
 }
 
 /// Answers a change of space, which `lanes` have a part of; gives its errno, or 0.
@@ -154,11 +155,11 @@ impl Forwarded {
     }
 }
 
-/// The clients whose bytes are sent together, each with every epoch that it sent some under.
+/// The requests whose bytes are sent together.
 pub(super) fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
     let mut whos: Vec<Who> = Vec::with_capacity(1);
     for (_, Item { who, .. }) in parts {
-        if !whos.iter().any(|known| (known.client, known.epoch) == (who.client, who.epoch)) {
+        if !whos.iter().any(|known| Sender::from(known) == Sender::from(who)) {
             whos.push(*who);
         }
     }
@@ -171,7 +172,10 @@ pub(super) fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
 /// would multiply the wait, and write bytes over those that clients have written through another node since.
 pub(in super::super) fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
     match fault.errno {
-        Fault::FENCED => senders(parts).len() > 1,
+        Fault::FENCED => {
+            let mut whos = parts.iter().map(|(_, item)| (item.who.client, item.who.epoch));
+            whos.next().is_some_and(|first| whos.any(|who| who != first))
+        }
         libc::EIO | libc::ENOSPC | libc::EDQUOT | libc::EFBIG => parts.len() > 1 && now().since(began) < ANSWERED_IN,
         _ => false,
     }
