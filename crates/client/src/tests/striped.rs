@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use impresario_layout::Layout;
 use impresario_testing::{free_address, until};
-use impresario_wire::{ClientKey, Extents, FileKey, SpaceChange};
+use impresario_wire::{ClientKey, Extents, FileKey, Sender, SpaceChange};
 use proptest::prelude::*;
 
 use super::*;
@@ -337,7 +337,7 @@ fn lists_of_one_object_are_one_call() {
     assert_eq!(back[..], bytes);
     let strided = Extents::Strided { offset: 100, len: 10, stride: 1000, count: 8 };
     let asked = [
-        Call::WriteList { who: *who, others: vec![(ClientKey(5), 3)], file, extents: strided.clone() },
+        Call::WriteList { who: *who, others: vec![Sender::from(&others[1])], file, extents: strided.clone() },
         Call::ReadList { who: *who, file, extents: strided },
     ];
     assert_eq!(bed.objects[1].log(), asked);
