@@ -136,7 +136,7 @@ fn the_bytes_of_messages_stay_those_of_the_version() {
         call(Call::Members),
         call(Call::WriteList {
             who: who(),
-            others: vec![(ClientKey(301), 3)],
+            others: vec![Sender { client: ClientKey(301), epoch: 3, sequence: 5000 }],
             file,
             extents: Extents::of(&[(128, 5000), (70_000, 16)]),
         }),
@@ -184,7 +184,7 @@ const RECORDED: &[&str] = &[
     "1d008080808020ac020101d80402",
     "1e",
     "1f",
-    "20ac0202f0a2040109e807f0a20405000001ad0203d804000280018827f0a20410",
+    "20ac0202f0a2040109e807f0a20405000001ad02038827d804000280018827f0a20410",
     "1f0280808080200200ac0201010104",
     "0f09e807ac0200046f70656e00050000",
     "200203ac0200",
