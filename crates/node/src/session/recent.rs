@@ -107,7 +107,7 @@ mod tests {
         recent.note(change(2, 0..100), 1);
         let rest = |range| recent.rest(&change(1, range));
         assert_eq!(rest(10..20), Rest { ranges: SmallVec::new(), least: Some(4) });
-        assert_eq!(rest(0..50), Rest { ranges: SmallVec::from_slice(&[0..10, 20..30, 40..50]), least: Some(2) });
+        assert_eq!(rest(0..50), Rest { ranges: [0..10, 20..30, 40..50].into_iter().collect(), least: Some(2) });
         assert_eq!(rest(15..18).ranges.len(), 0, "cut otherwise");
         assert_eq!(rest(20..30), Rest { ranges: SmallVec::from_elem(20..30, 1), least: None });
         for other in [
