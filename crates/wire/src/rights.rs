@@ -145,7 +145,7 @@ mod tests {
             ("cas", Call::Read { who, file, lane_offset: 0, len: 1 }),
             ("cas", Call::ReadList { who, file, extents: extents.clone() }),
             ("cas", Call::Write { who, file, lane_offset: 0 }),
-            ("s", Call::WriteMerged { who, others: vec![Sender::default()], file, lane_offset: 0 }),
+            ("s", Call::WriteMerged { who, others: vec![crate::Sender::default()], file, lane_offset: 0 }),
             ("s", Call::WriteList { who, others: Vec::new(), file, extents: extents.clone() }),
             ("cas", Call::Sync { who, file }),
             ("as", Call::Truncate { who, file, len: 0 }),
