@@ -204,7 +204,7 @@ fn a_copy_of_a_write_that_was_done_does_not_undo_what_others_wrote_since() {
     let expected = [&expected[..100], &[3; 20]].concat();
     assert_eq!(peer.read(9, 1, 0, 200), expected);
     // Another request of the client is no copy of it, in whatever epoch.
-    assert_eq!(peer.call(&write(copy(1, 6), 20), &[4; 10]).0, Answer::Written(10));
+    assert_eq!(peer.call(&write(Who { epoch: 3, ..copy(1, 6) }, 20), &[4; 10]).0, Answer::Written(10));
     assert_eq!(peer.read(9, 1, 20, 10), [4; 10]);
 }
 

@@ -224,7 +224,7 @@ impl Forwarder {
         let mut forwarded = Forwarded { is_list, ..Forwarded::default() };
         begun.watched.attend(|| {
             while let Some(first) = parts.first() {
-                let same = parts.iter().take_while(|part| goes_with(part, first)).count();
+                let same = 1 + parts.iter().skip(1).take_while(|part| goes_with(part, first)).count();
                 let rest = parts.split_off(same);
                 self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
             }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use impresario_engine::{Outcome, Ticket, Work, now};
 use impresario_node::{Entry, Party, covered};
-use impresario_sched::{Nanos, Request, RequestId};
+use impresario_sched::{Nanos, Op, Request, RequestId};
 use impresario_wire::{Answer, Fault, LaneState, Sender, Who};
 use smallvec::SmallVec;
 
@@ -86,9 +86,10 @@ pub(super) fn party(item: &Item) -> Party {
 
 /// Whether a part may be forwarded in one request with another of its file and operation. A file has one layout; a client that says
 /// otherwise is served apart. The request goes under one name, so what it is for is all of one user and one job: another's would be
-/// paid for by the first. A batch of the policy may have parts of several. A copy goes alone: the data servers look whether it was done.
-pub(super) fn goes_with((_, item): &(Request, Item), (_, other): &(Request, Item)) -> bool {
-    let is_copy = [item, other].iter().any(|item| item.who.since < item.who.epoch);
+/// paid for by the first. A batch of the policy may have parts of several. A copy of a write goes alone: the data
+/// servers look whether it was done.
+pub(super) fn goes_with((request, item): &(Request, Item), (_, other): &(Request, Item)) -> bool {
+    let is_copy = request.op != Op::Read && [item, other].iter().any(|item| item.who.since < item.who.epoch);
     item.striping.layout == other.striping.layout && party(item) == party(other) && !is_copy
 }
 
