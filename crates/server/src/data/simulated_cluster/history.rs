@@ -9,6 +9,7 @@ use impresario_wire::FileKey;
 
 use super::model::{NameOp, NameSpace, Named, Names, Register, Seen, Strip, StripOp};
 use super::plan::{DATA_SERVERS, STRIP_BYTES, STRIPS};
+use super::world::Copies;
 
 /// Configurations that the check of one history may come to.
 const CONFIGURATIONS_MAX: usize = 200_000;
@@ -130,12 +131,14 @@ impl History {
         strip: u64,
         (value, client): (u64, usize),
         called: u64,
-        is_repeated: bool,
+        copies: Copies,
     ) {
         self.strip(file, strip, StripOp::Write { value, by: Some(client) }, called);
-        if is_repeated {
-            // Several copies may have been done, each before the write has returned.
-            self.maybe_written(file, strip, value, called, None);
+        if copies.sent > 1 {
+            if !copies.one_run {
+                // Several copies may have been done, each before the write has returned.
+                self.maybe_written(file, strip, value, called, None);
+            }
             let (server, at) = (self.server_of(file, strip), self.clock);
             self.repeated.push(Repeated { file, strip, value, server, at });
         }

@@ -7,7 +7,7 @@ use impresario_wire::{Answer, FileKey, LayoutRequest, MetaCall, SetAttr, Target}
 use super::model::{NameOp, Seen, StripOp};
 use super::plan::{DATA_SERVERS, META, Op, STRIP_BYTES, STRIPS, Step};
 use super::servers::{Ask, Told};
-use super::world::{Outcome, Query, Slot, World};
+use super::world::{Copies, Outcome, Query, Slot, World};
 
 /// A step under way.
 pub(super) struct Job {
@@ -22,7 +22,7 @@ pub(super) struct Job {
     values: Vec<u64>,
     /// The client's writes when a sync was sent.
     mark: u64,
-    answers: Vec<Option<(Outcome, u32, u64)>>,
+    answers: Vec<Option<(Outcome, u32, Copies)>>,
 }
 
 impl World<'_> {
@@ -144,7 +144,7 @@ impl World<'_> {
     }
 
     /// A call has ended.
-    pub(super) fn part_ended(&mut self, thread: usize, part: usize, outcome: Outcome, sent: (u32, u64)) {
+    pub(super) fn part_ended(&mut self, thread: usize, part: usize, outcome: Outcome, sent: (u32, Copies)) {
         let client = self.plan.threads[thread].client;
         let Some(job) = &mut self.jobs[thread] else { return };
         // The client notes an acknowledged write when it has the answer to it.
@@ -156,12 +156,12 @@ impl World<'_> {
         }
         job.answers[part] = Some((outcome, sent.0, sent.1));
         if job.answers.iter().all(Option::is_some) {
-            let answers: Vec<(Outcome, u32, u64)> = job.answers.drain(..).flatten().collect();
+            let answers: Vec<(Outcome, u32, Copies)> = job.answers.drain(..).flatten().collect();
             self.ended(thread, answers);
         }
     }
 
-    fn ended(&mut self, thread: usize, answers: Vec<(Outcome, u32, u64)>) {
+    fn ended(&mut self, thread: usize, answers: Vec<(Outcome, u32, Copies)>) {
         let Some(job) = &mut self.jobs[thread] else { return };
         let (Step { id, op, .. }, called, client) = (job.step, job.called, self.plan.threads[thread].client);
         let Some((first, epoch, _)) = answers.first().cloned() else { return self.think(thread) };
@@ -203,14 +203,14 @@ impl World<'_> {
                 for ((strip, value), (outcome, epoch, copies)) in strips.into_iter().zip(values).zip(answers) {
                     match outcome {
                         Outcome::Data(Told::Written(_)) => {
-                            self.history.written(file, strip, (value, client), called, copies > 1);
+                            self.history.written(file, strip, (value, client), called, copies);
                         }
                         Outcome::Data(Told::Fault(fault)) if fault.errno == libc::EIDRM => {
                             self.history.told_removed(file);
                         }
                         _ => {
                             let sender = Some((client, epoch));
-                            self.history.copies_maybe_written(file, strip, (value, copies), called, sender);
+                            self.history.copies_maybe_written(file, strip, (value, copies.sent), called, sender);
                         }
                     }
                 }
@@ -277,7 +277,7 @@ impl World<'_> {
         }
     }
 
-    fn cut(&mut self, thread: usize, slot: usize, strips: u64, answer: &(Outcome, u32, u64), called: u64) {
+    fn cut(&mut self, thread: usize, slot: usize, strips: u64, answer: &(Outcome, u32, Copies), called: u64) {
         let (outcome, epoch, copies) = answer;
         let client = self.plan.threads[thread].client;
         let Some(Slot { file, .. }) = self.slots[thread][slot] else { return };
@@ -290,17 +290,19 @@ impl World<'_> {
                     true
                 }
                 // It was refused before anything was done, unless an earlier copy was under way.
-                Answer::Fault(fault) if *copies == 1 && [libc::EBADF, libc::ESTALE].contains(&fault.errno) => return,
+                Answer::Fault(fault) if copies.sent == 1 && [libc::EBADF, libc::ESTALE].contains(&fault.errno) => {
+                    return;
+                }
                 Answer::Fault(_) => false,
                 _ => true,
             },
             _ => false,
         };
         let sender = (!done).then_some((client, *epoch));
-        self.history.cut(file, strips, (client, *copies), called, sender);
+        self.history.cut(file, strips, (client, copies.sent), called, sender);
     }
 
-    fn synced(&mut self, thread: usize, slot: usize, answers: Vec<(Outcome, u32, u64)>) {
+    fn synced(&mut self, thread: usize, slot: usize, answers: Vec<(Outcome, u32, Copies)>) {
         let client = self.plan.threads[thread].client;
         let (Some(Slot { file, told, .. }), Some(job)) = (self.slots[thread][slot], &self.jobs[thread]) else { return };
         let (called, mark) = (job.called, job.mark);

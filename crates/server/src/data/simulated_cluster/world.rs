@@ -100,6 +100,13 @@ pub(super) enum Outcome {
     Unknown,
 }
 
+/// How often a call was sent, and whether its data server ran all the time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copies {
+    pub(super) sent: u64,
+    pub(super) one_run: bool,
+}
+
 pub(super) struct Operation {
     id: u64,
     thread: usize,
@@ -624,7 +631,7 @@ impl World<'_> {
         let here = &mut self.operations[operation];
         (here.has_ended, here.on) = (true, None);
         let (client, thread, part, epoch) = (here.client, here.thread, here.part, here.call.epoch());
-        let (server, mut copies, runs) = (here.query.server(), here.copies, here.runs);
+        let (server, sent, runs) = (here.query.server(), here.copies, here.runs);
         let has_answered = match &outcome {
             Outcome::Unknown => false,
             // Nothing could be noted.
@@ -636,12 +643,9 @@ impl World<'_> {
         if has_answered {
             self.history.revoked(client, epoch, server);
         }
-        let is_sent = copies > 0;
-        if matches!(outcome, Outcome::Data(Told::Written(_))) && self.data.0.lock().servers[server].runs == runs {
-            // The server knew which it had done.
-            copies = 1;
-        }
-        let outcome = if is_sent { outcome } else { Outcome::Unknown };
+        let outcome = if sent > 0 { outcome } else { Outcome::Unknown };
+        let is_data = matches!(outcome, Outcome::Data(_));
+        let copies = Copies { sent, one_run: is_data && self.data.0.lock().servers[server].runs == runs };
         self.part_ended(thread, part, outcome, (epoch, copies));
     }
 
