@@ -171,6 +171,10 @@ impl What {
 
 impl Plan {
     pub(super) fn of_seed(seed: u64) -> Plan {
+        // What happens between a request and its copy needs clients that have to do with one another.
+        if seed % 4 == 3 {
+            return Plan::of_one_strip(seed);
+        }
         let mut draws = Random::new(seed ^ 0x77_686f_6c65);
         let (clients, ways) = (2 + draws.below(2) as usize, 1 + draws.below(2) as usize);
         let of = |draws: &mut Random, most: u64| draws.below(3) * draws.below(most);
@@ -200,6 +204,34 @@ impl Plan {
         let fault = |_| Fault { at_us: draws.below(span_us), what: What::draw(&mut draws, clients, ways) };
         let faults = (0..2 + seed % 6).map(fault).collect();
         Plan { checksums: seed.is_multiple_of(3), clients, ways, links, threads, faults }
+    }
+
+    /// Clients that read and write one strip of one file all the time, over connections that break.
+    fn of_one_strip(seed: u64) -> Plan {
+        let mut draws = Random::new(seed ^ 0x6f_6e65);
+        let clients = 2 + draws.below(2) as usize;
+        let links = Links { slow_of: 3 + draws.below(6), late_of: 0, doubled_of: 0, seed: draws.next_u64() };
+        let threads = (0..clients).map(|client| {
+            let step = |index: u64| {
+                let op = match index {
+                    0 => Op::Open { slot: 0, path: NAMES[0], create: true },
+                    _ if draws.below(2) == 0 => Op::Read { slot: 0 },
+                    _ => Op::Write { slot: 0, first: 0, count: 1 },
+                };
+                Step { id: 100 * client as u64 + index, pause_us: draws.below(600), op }
+            };
+            Thread { client, steps: (0..20).map(step).collect() }
+        });
+        let threads = threads.collect();
+        let fault = |_| {
+            let what = match draws.below(12) {
+                0 => What::Kill { server: draws.below(DATA_SERVERS as u64) as usize, after: None, down_us: 1000 },
+                _ => What::Cut { client: draws.below(clients as u64) as usize },
+            };
+            Fault { at_us: 3000 + draws.below(60_000), what }
+        };
+        let faults = (0..8).map(fault).collect();
+        Plan { checksums: false, clients, ways: 2, links, threads, faults }
     }
 
     pub(super) fn operations(&self) -> usize {
