@@ -9,7 +9,6 @@ mod gain;
 mod kinds;
 mod lesson;
 mod program;
-mod shared_folder;
 mod store;
 
 use std::fs::File;
@@ -29,7 +28,6 @@ pub use kinds::{KIND_FILES_MAX, Kind, Observation, PRECISION_MIN, find, kinds_of
 pub use lesson::Lesson;
 pub(crate) use lesson::{file_time_ns, is_input};
 pub use program::{program_of, program_of_process};
-pub use shared_folder::open as open_shared_folder;
 pub use store::{Learnt, SHARED, Store, StoreError};
 
 use crate::plan::{Purpose, purpose, uses};

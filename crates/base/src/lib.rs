@@ -8,6 +8,7 @@ pub mod fnv;
 pub mod folders;
 pub mod generations;
 pub mod glob;
+pub mod guarded_folder;
 pub mod histogram;
 pub mod loader;
 pub mod lock;

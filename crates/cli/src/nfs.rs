@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use impresario_assist::learn::open_shared_folder;
+use impresario_base::guarded_folder;
 use impresario_base::machine::path_of;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
 use impresario_config::{Nfs, NfsExport, Squash, Tree, TreeBackend, read_table};
@@ -306,7 +306,7 @@ fn handle_key(nfs: &Nfs) -> anyhow::Result<HandleKey> {
     let file = std::path::absolute(&file).with_context(|| format!("the key file {}", file.display()))?;
     let parent = file.parent().context("the key file must lie in a folder")?;
     let folder = match rustix::process::geteuid().is_root() {
-        true => open_shared_folder(parent, true).map_err(anyhow::Error::msg),
+        true => guarded_folder::open(parent, true).map_err(anyhow::Error::from),
         false => std::fs::create_dir_all(parent).and_then(|()| File::open(parent)).map(Into::into).map_err(Into::into),
     };
     let folder: OwnedFd = folder.with_context(|| format!("the folder of the key file {}", file.display()))?;

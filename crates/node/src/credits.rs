@@ -12,7 +12,8 @@
 //! memory it can get keeps nobody waiting who asks for a few kilobytes.
 //!
 //! Who has held memory without progress while others waited for it is suspect for a while. All suspects together have a part
-//! of the limit only, so that those who take turns in holding it leave the rest to the others.
+//! of the limit only, so that those who take turns in holding it leave the rest to the others. So have those whose requests a rule
+//! of the policy withholds: such a request holds its memory for as long as the rule takes, hours if need be.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -38,6 +39,8 @@ const MODEST_PART: u64 = 256;
 const KEPT_PART: u64 = 8;
 /// The part of the rest that suspects have at most, all together.
 const SUSPECT_PART: u64 = 8;
+/// The part of it that those have at most whose requests a rule withholds.
+const WITHHELD_PART: u64 = 2;
 
 /// How a request's peer has used memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +51,23 @@ pub enum Standing {
     Usual,
     /// It held memory without progress lately; the request has all its credit at once.
     Suspect,
+    /// A rule of the policy withholds requests of it; the request has all its credit at once.
+    Withheld,
 }
+
+impl Standing {
+    /// Which of the groups it is in that have a part only.
+    fn group(self) -> Option<usize> {
+        match self {
+            Standing::Modest | Standing::Usual => None,
+            Standing::Suspect => Some(0),
+            Standing::Withheld => Some(1),
+        }
+    }
+}
+
+/// The parts of the groups.
+const PARTS: [u64; 2] = [SUSPECT_PART, WITHHELD_PART];
 
 /// A request that waits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -63,8 +82,8 @@ pub struct Credit {
     common_bytes: u64,
     /// Of what is kept for modest requests.
     kept_bytes: u64,
-    /// Of what is there for all, held by suspects.
-    suspect_bytes: u64,
+    /// Of what is there for all, held by the groups that have a part only.
+    group_bytes: [u64; PARTS.len()],
     /// It has the headroom until everything is given back.
     completes: bool,
 }
@@ -78,33 +97,37 @@ impl Credit {
         Credit { kept_bytes: bytes, ..Credit::default() }
     }
 
-    fn suspect(bytes: u64) -> Credit {
-        Credit { suspect_bytes: bytes, ..Credit::default() }
+    fn of_group(group: usize, bytes: u64) -> Credit {
+        let mut credit = Credit::default();
+        credit.group_bytes.get_mut(group).into_iter().for_each(|own| *own = bytes);
+        credit
     }
 
     /// How much it is, bytes.
     pub fn bytes(&self) -> u64 {
-        self.common_bytes + self.kept_bytes + self.suspect_bytes
+        self.common_bytes + self.kept_bytes + self.group_bytes.iter().sum::<u64>()
     }
 
     /// More for the same request.
     pub fn add(&mut self, more: Credit) {
         self.common_bytes += more.common_bytes;
         self.kept_bytes += more.kept_bytes;
-        self.suspect_bytes += more.suspect_bytes;
+        self.group_bytes.iter_mut().zip(more.group_bytes).for_each(|(own, more)| *own += more);
         self.completes |= more.completes;
     }
 
     /// Takes all bytes beyond so many out. The headroom stays with the rest.
     pub fn beyond(&mut self, bytes: u64) -> Credit {
-        let spare = self.bytes().saturating_sub(bytes);
-        let common_bytes = spare.min(self.common_bytes);
-        let kept_bytes = (spare - common_bytes).min(self.kept_bytes);
-        let suspect_bytes = spare - common_bytes - kept_bytes;
-        self.common_bytes -= common_bytes;
-        self.kept_bytes -= kept_bytes;
-        self.suspect_bytes -= suspect_bytes;
-        Credit { common_bytes, kept_bytes, suspect_bytes, completes: false }
+        let mut spare = self.bytes().saturating_sub(bytes);
+        let mut take = |from: &mut u64| {
+            let taken = spare.min(*from);
+            spare -= taken;
+            *from -= taken;
+            taken
+        };
+        let (common_bytes, kept_bytes) = (take(&mut self.common_bytes), take(&mut self.kept_bytes));
+        let group_bytes = self.group_bytes.each_mut().map(take);
+        Credit { common_bytes, kept_bytes, group_bytes, completes: false }
     }
 }
 
@@ -125,6 +148,29 @@ struct Waiter {
     grows: bool,
 }
 
+/// Those that have a part only.
+#[derive(Default, Debug)]
+struct Group {
+    /// Of the bytes that are used, held by them.
+    used_bytes: u64,
+    /// What they have at most, but for one request.
+    max_bytes: u64,
+    /// In order.
+    waiters: VecDeque<Waiter>,
+}
+
+impl Group {
+    /// They may have so many more bytes, or have none.
+    fn has_left(&self, bytes: u64) -> bool {
+        self.used_bytes == 0 || self.used_bytes.saturating_add(bytes) <= self.max_bytes
+    }
+
+    /// The first that waits, unless it waits for others of the group.
+    fn next(&self) -> Option<&Waiter> {
+        self.waiters.front().filter(|first| self.has_left(first.bytes))
+    }
+}
+
 /// The credits of one server.
 #[derive(Default, Debug)]
 pub struct Credits {
@@ -136,15 +182,12 @@ pub struct Credits {
     used_bytes: u64,
     /// Of what is kept.
     kept_used_bytes: u64,
-    /// Of those that are used, held by suspects.
-    suspect_used_bytes: u64,
     peak_bytes: u64,
     /// First those that grow, then the others; each in order, so that a large request is not starved by small ones.
     waiters: VecDeque<Waiter>,
     /// Modest requests, in order.
     modest: VecDeque<Waiter>,
-    /// Those of suspects, in order.
-    suspects: VecDeque<Waiter>,
+    groups: [Group; PARTS.len()],
     next_ticket: u64,
     /// A write has the headroom.
     completing: bool,
@@ -157,7 +200,10 @@ impl Credits {
         // The longest write still fits into the rest.
         let kept_bytes = if headroom_bytes > 0 { limit_bytes / KEPT_PART } else { 0 };
         let kept_bytes = kept_bytes.min(limit_bytes - 2 * headroom_bytes);
-        Credits { limit_bytes, headroom_bytes, kept_bytes, ..Credits::default() }
+        let mut credits = Credits { limit_bytes, headroom_bytes, kept_bytes, ..Credits::default() };
+        let usual_bytes = credits.usual_bytes();
+        credits.groups.iter_mut().zip(PARTS).for_each(|(group, part)| group.max_bytes = usual_bytes / part);
+        credits
     }
 
     /// A request is modest if its peer has at most so much under way with it, and it has all its credit at once, bytes.
@@ -185,34 +231,33 @@ impl Credits {
         self.used_bytes.saturating_add(bytes) <= self.usual_bytes()
     }
 
-    /// Suspects may have so many more bytes, or have none.
-    fn is_left_to_suspects(&self, bytes: u64) -> bool {
-        let used = self.suspect_used_bytes;
-        used == 0 || used.saturating_add(bytes) <= self.usual_bytes() / SUSPECT_PART
-    }
-
-    /// The first suspect that waits, unless it waits for other suspects.
-    fn next_suspect(&self) -> Option<&Waiter> {
-        self.suspects.front().filter(|first| self.is_left_to_suspects(first.bytes))
+    /// The group whose first waiter has waited longest, of those that wait for others than their own.
+    fn next_group(&self) -> Option<(usize, &Waiter)> {
+        let all = self.groups.iter().enumerate();
+        all.filter_map(|(group, those)| Some((group, those.next()?))).min_by_key(|(_, first)| first.ticket)
     }
 
     /// Asks for credit; a request that waits is given a ticket, and later a [`Grant`] unless it gives up.
     pub fn ask(&mut self, bytes: u64, standing: Standing) -> Result<Credit, Ticket> {
-        let is_next = self.waiters.is_empty() && self.next_suspect().is_none() && self.fits(bytes);
+        let is_next = self.waiters.is_empty() && self.next_group().is_none() && self.fits(bytes);
+        let has_left = |group: Option<usize>| {
+            let group = group.and_then(|group| self.groups.get(group));
+            group.is_some_and(|group| group.waiters.is_empty() && group.has_left(bytes))
+        };
         match standing {
             Standing::Usual if is_next => return Ok(self.charge(bytes)),
             Standing::Modest if is_next && self.modest.is_empty() => return Ok(self.charge(bytes)),
             Standing::Modest if self.modest.is_empty() && self.is_kept(bytes) => return Ok(self.charge_kept(bytes)),
-            Standing::Suspect if is_next && self.suspects.is_empty() && self.is_left_to_suspects(bytes) => {
-                return Ok(self.charge_suspect(bytes));
+            Standing::Suspect | Standing::Withheld if is_next && has_left(standing.group()) => {
+                return Ok(self.charge_group(standing.group().unwrap_or_default(), bytes));
             }
             _ => {}
         }
         let ticket = self.ticket();
-        let waiters = match standing {
-            Standing::Modest => &mut self.modest,
-            Standing::Usual => &mut self.waiters,
-            Standing::Suspect => &mut self.suspects,
+        let waiters = match standing.group().and_then(|group| self.groups.get_mut(group)) {
+            Some(group) => &mut group.waiters,
+            None if standing == Standing::Modest => &mut self.modest,
+            None => &mut self.waiters,
         };
         waiters.push_back(Waiter { ticket, bytes, grows: false });
         Err(ticket)
@@ -253,11 +298,11 @@ impl Credits {
         Credit::kept(bytes)
     }
 
-    fn charge_suspect(&mut self, bytes: u64) -> Credit {
+    fn charge_group(&mut self, group: usize, bytes: u64) -> Credit {
         self.used_bytes += bytes;
-        self.suspect_used_bytes += bytes;
+        self.groups.get_mut(group).into_iter().for_each(|group| group.used_bytes += bytes);
         self.note_peak();
-        Credit::suspect(bytes)
+        Credit::of_group(group, bytes)
     }
 
     fn note_peak(&mut self) {
@@ -277,14 +322,13 @@ impl Credits {
             }
         }
         // Those that have come first, but writes that have a part before all.
-        let comes_before =
-            |suspect: &Waiter| self.waiters.front().is_none_or(|w| !w.grows && suspect.ticket < w.ticket);
-        if let Some(suspect) = self.next_suspect().filter(|suspect| comes_before(suspect)) {
-            if !self.fits(suspect.bytes) {
+        let comes_before = |first: &Waiter| self.waiters.front().is_none_or(|w| !w.grows && first.ticket < w.ticket);
+        if let Some((group, first)) = self.next_group().filter(|(_, first)| comes_before(first)) {
+            if !self.fits(first.bytes) {
                 return None;
             }
-            let Waiter { ticket, bytes, .. } = self.suspects.pop_front()?;
-            return Some(Grant { ticket, credit: self.charge_suspect(bytes) });
+            let Waiter { ticket, bytes, .. } = self.groups.get_mut(group)?.waiters.pop_front()?;
+            return Some(Grant { ticket, credit: self.charge_group(group, bytes) });
         }
         let first = self.waiters.front()?;
         let completes = !self.fits(first.bytes);
@@ -299,15 +343,18 @@ impl Credits {
 
     /// A request no longer waits.
     pub fn give_up(&mut self, ticket: Ticket) {
-        [&mut self.waiters, &mut self.modest, &mut self.suspects]
-            .into_iter()
-            .for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
+        let groups = self.groups.iter_mut().map(|group| &mut group.waiters);
+        let all = [&mut self.waiters, &mut self.modest].into_iter().chain(groups);
+        all.for_each(|waiters| waiters.retain(|waiter| waiter.ticket != ticket));
     }
 
     /// A request gives credit back.
     pub fn give_back(&mut self, credit: Credit) {
-        self.used_bytes -= credit.common_bytes + credit.suspect_bytes;
-        self.suspect_used_bytes -= credit.suspect_bytes;
+        self.used_bytes -= credit.common_bytes;
+        for (group, bytes) in self.groups.iter_mut().zip(credit.group_bytes) {
+            self.used_bytes -= bytes;
+            group.used_bytes -= bytes;
+        }
         self.kept_used_bytes -= credit.kept_bytes;
         self.completing &= !credit.completes;
     }
@@ -322,9 +369,9 @@ impl Credits {
         self.used_bytes + self.kept_used_bytes > self.limit_bytes
     }
 
-    /// A request waits, and not only for what suspects hold: no peer may hold memory without progress.
+    /// A request waits, and not only for what others of its group hold: no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
-        !self.waiters.is_empty() || !self.modest.is_empty() || self.next_suspect().is_some()
+        !self.waiters.is_empty() || !self.modest.is_empty() || self.next_group().is_some()
     }
 }
 
@@ -451,7 +498,7 @@ mod tests {
         let mut credits = Credits::new(32 << 20, 4 << 20);
         let (mib, all) = (1 << 20, 24 << 20);
         let long = credits.ask(4 * mib, Standing::Suspect).expect("one of any length");
-        assert_eq!(long, Credit::suspect(4 * mib));
+        assert_eq!(long, Credit::of_group(0, 4 * mib));
         let [second, third] = [mib, mib].map(|bytes| credits.ask(bytes, Standing::Suspect).unwrap_err());
         assert!(granted(&mut credits).is_empty() && !credits.is_short(), "they wait for each other only");
         // The others have the rest at once, and wait for nothing but memory.
@@ -462,9 +509,9 @@ mod tests {
         assert_eq!(granted(&mut credits), [Grant { ticket: usual, credit: Credit::common(mib) }]);
         credits.give_back(Credit::common(mib));
         credits.give_back(long);
-        let of = |ticket| Grant { ticket, credit: Credit::suspect(mib) };
+        let of = |ticket| Grant { ticket, credit: Credit::of_group(0, mib) };
         assert_eq!(granted(&mut credits), [of(second), of(third)]);
-        credits.give_back(Credit::suspect(mib));
+        credits.give_back(Credit::of_group(0, mib));
         // With memory short they are served in the order in which all have come.
         let mut most = credits.ask(all - mib, Standing::Usual).unwrap();
         let suspect = credits.ask(mib, Standing::Suspect).unwrap_err();
@@ -473,12 +520,33 @@ mod tests {
         credits.give_back(most.beyond(all - 2 * mib));
         assert_eq!(granted(&mut credits), [of(suspect)]);
         credits.give_up(usual);
-        let mut both = Credit::suspect(mib);
-        both.add(Credit::suspect(mib));
+        let mut both = Credit::of_group(0, mib);
+        both.add(Credit::of_group(0, mib));
         let spare = both.beyond(mib / 2);
         assert_eq!((spare.bytes(), both.bytes()), (mib + mib / 2, mib / 2));
         [spare, both, most].into_iter().for_each(|credit| credits.give_back(credit));
-        assert_eq!((credits.usage_bytes().0, credits.suspect_used_bytes), (0, 0));
+        assert_eq!((credits.usage_bytes().0, credits.groups[0].used_bytes), (0, 0));
+    }
+
+    #[test]
+    fn what_is_withheld_leaves_half_to_the_others() {
+        let mut credits = Credits::new(32 << 20, 4 << 20);
+        let mib = 1 << 20;
+        let held = credits.ask(12 * mib, Standing::Withheld).unwrap();
+        let more = credits.ask(mib, Standing::Withheld).unwrap_err();
+        // Small ones as well: what is kept for modest requests is not theirs.
+        let small = credits.ask(CREDIT_MIN_BYTES, Standing::Withheld).unwrap_err();
+        assert!(granted(&mut credits).is_empty() && !credits.is_short());
+        let suspect = credits.ask(3 * mib, Standing::Suspect).expect("another group");
+        let rest = credits.ask(9 * mib, Standing::Usual).unwrap();
+        credits.give_back(suspect);
+        let mut held = held;
+        credits.give_back(held.beyond(11 * mib));
+        let ended: Vec<Ticket> = granted(&mut credits).into_iter().map(|grant| grant.ticket).collect();
+        assert_eq!(ended, [more]);
+        credits.give_up(small);
+        [held, rest, Credit::of_group(1, mib)].into_iter().for_each(|credit| credits.give_back(credit));
+        assert_eq!((credits.usage_bytes().0, credits.groups[1].used_bytes), (0, 0));
     }
 
     #[test]
@@ -491,11 +559,11 @@ mod tests {
         assert!(owes_too_long(second(2)) && !owes_too_long(second(1)));
     }
 
-    /// What one client does: a read, or a write that asks for a slice at a time, unless it is suspect.
+    /// What one client does: a read, or a write that asks for a slice at a time, unless it is of a group that has a part only.
     struct Client {
         len: u64,
         writes: bool,
-        is_suspect: bool,
+        group: Option<Standing>,
         held: Credit,
         waits: Option<Ticket>,
     }
@@ -506,17 +574,18 @@ mod tests {
         /// served in order, and every request is completed although none gives up.
         #[test]
         fn every_request_is_completed_within_the_limit(
-            lens in proptest::collection::vec((prop_oneof![1u64..=8192, 1..=4 * SLICE_BYTES], any::<bool>(), any::<bool>()), 1..40),
+            lens in proptest::collection::vec((prop_oneof![1u64..=8192, 1..=4 * SLICE_BYTES], any::<bool>(), 0..4u8), 1..40),
             limit in 8u64..20,
             order in proptest::collection::vec(any::<u16>(), 0..200),
         ) {
             let mut credits = Credits::new(limit * SLICE_BYTES, 4 * SLICE_BYTES);
-            let fresh = |(len, writes, is_suspect)| {
-                Client { len, writes, is_suspect, held: Credit::default(), waits: None }
+            let fresh = |(len, writes, group)| {
+                let group = [None, None, Some(Standing::Suspect), Some(Standing::Withheld)][usize::from(group)];
+                Client { len, writes, group, held: Credit::default(), waits: None }
             };
             let mut clients: Vec<Client> = lens.into_iter().map(fresh).collect();
             let mut turns = order.into_iter().map(usize::from).chain(0..);
-            let mut queues: [VecDeque<Ticket>; 3] = Default::default();
+            let mut queues: [VecDeque<Ticket>; 4] = Default::default();
             for _ in 0..5_000 {
                 let able: Vec<usize> = (0..clients.len()).filter(|c| clients[*c].waits.is_none()).collect();
                 prop_assert!(!able.is_empty() || clients.is_empty(), "all wait for each other");
@@ -524,17 +593,17 @@ mod tests {
                 let client = &mut clients[c];
                 let first = client.held.bytes() == 0;
                 let bytes = match (first, client.writes) {
-                    (true, true) if !client.is_suspect => credits.bytes_for(credits.first_slice_bytes(client.len)),
+                    (true, true) if client.group.is_none() => credits.bytes_for(credits.first_slice_bytes(client.len)),
                     (true, _) => credits.bytes_for(client.len),
                     (false, _) => client.len.saturating_sub(client.held.bytes()).min(SLICE_BYTES),
                 };
                 if bytes == 0 {
                     credits.give_back(clients.swap_remove(c).held);
                 } else {
-                    let standing = match client.is_suspect {
-                        true => Standing::Suspect,
-                        false if !client.writes && client.len <= credits.modest_bytes() => Standing::Modest,
-                        false => Standing::Usual,
+                    let standing = match client.group {
+                        Some(standing) => standing,
+                        None if !client.writes && client.len <= credits.modest_bytes() => Standing::Modest,
+                        None => Standing::Usual,
                     };
                     let asked = match first {
                         true => credits.ask(bytes, standing),
@@ -557,7 +626,8 @@ mod tests {
                         let queue = queues.iter_mut().find(|queue| queue.contains(&grant.ticket)).unwrap();
                         prop_assert_eq!(queue.pop_front(), Some(grant.ticket));
                         prop_assert!(!grant.credit.completes);
-                        prop_assert_eq!(grant.credit.suspect_bytes > 0, client.is_suspect);
+                        let group = grant.credit.group_bytes.iter().position(|bytes| *bytes > 0);
+                        prop_assert_eq!(group, client.group.and_then(Standing::group));
                     }
                     client.waits = None;
                     client.held.add(grant.credit);
@@ -565,9 +635,11 @@ mod tests {
                 let (used, peak, limit) = credits.usage_bytes();
                 prop_assert!(used == clients.iter().map(|c| c.held.bytes()).sum::<u64>() && peak <= limit);
                 prop_assert!(clients.iter().filter(|c| c.held.completes).count() <= 1);
-                let of_suspects: Vec<u64> = clients.iter().map(|c| c.held.suspect_bytes).filter(|held| *held > 0).collect();
-                let most = credits.usual_bytes() / SUSPECT_PART;
-                prop_assert!(of_suspects.len() <= 1 || of_suspects.iter().sum::<u64>() <= most);
+                for (group, part) in PARTS.into_iter().enumerate() {
+                    let held = clients.iter().map(|c| c.held.group_bytes[group]).filter(|held| *held > 0);
+                    let held: Vec<u64> = held.collect();
+                    prop_assert!(held.len() <= 1 || held.iter().sum::<u64>() <= credits.usual_bytes() / part);
+                }
             }
             prop_assert!(clients.is_empty() && credits.usage_bytes().0 == 0);
         }

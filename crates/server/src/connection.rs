@@ -25,6 +25,8 @@ const CALLS_MAX: u32 = 4096;
 
 /// Frames with bodies from this length on are counted as memory, bytes; shorter ones are bounded by [`CALLS_MAX`].
 const BODY_CHARGED_BYTES: u64 = 4096;
+/// So long a call waits for what others hold that are withheld, before it is looked whether it is withheld still.
+const WITHHELD_FOR: Duration = Duration::from_secs(2);
 
 /// The rule that a client is under.
 pub(crate) struct Under {
@@ -58,6 +60,8 @@ pub struct Connection {
     owing_ms: AtomicU64,
     /// When [`Connection::is_due`] was last true, milliseconds since it was made.
     due_ms: AtomicU64,
+    /// A rule withholds calls of it.
+    withheld: AtomicBool,
 }
 
 /// What is under way on a connection; its limits are what bounds the outbox.
@@ -122,7 +126,7 @@ impl Connection {
     ) -> Arc<Connection> {
         let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max, waiting_call: AtomicU64::new(0) };
         let (made, hello, under) = (Instant::now(), OnceLock::new(), OnceLock::new());
-        let (ended, server_stops, active_ms, owing_ms, due_ms) = Default::default();
+        let (ended, server_stops, active_ms, owing_ms, due_ms, withheld) = Default::default();
         Arc::new(Connection {
             id,
             peer,
@@ -138,6 +142,7 @@ impl Connection {
             active_ms,
             owing_ms,
             due_ms,
+            withheld,
         })
     }
 
@@ -294,12 +299,13 @@ impl Connection {
 
     /// Waits until the connection may have the call of that number with `bytes` of payload or reply under way;
     /// the error says why not.
-    /// More of it may be asked for later only unless `is_whole`.
+    /// More of it may be asked for later only unless `is_whole`. A rule withholds calls like it that are under way if
+    /// `is_limited`: then it waits as these do, however long.
     pub(crate) fn admit(
         self: &Arc<Self>,
         call: u64,
         bytes: u64,
-        is_whole: bool,
+        (is_whole, is_limited): (bool, bool),
         patience: Duration,
     ) -> Result<Slot, Denied> {
         let deadline = Instant::now() + patience;
@@ -308,15 +314,22 @@ impl Connection {
         // At once or, with nothing held back from the client meanwhile, later.
         if let Some(tenancy) = &self.tenancy {
             let mut share = tenancy.share(bytes, Duration::ZERO);
-            while share.is_none() && Instant::now() < deadline {
+            let waits = (share.is_none() && is_limited).then(|| self.gate.waits_with(call));
+            while share.is_none() && (Instant::now() < deadline || is_limited && self.is_withheld()) {
+                if self.has_ended() || self.outbox.peer_is_gone() {
+                    return Err(Denied::Ended);
+                }
                 self.waits();
-                let left = deadline.saturating_duration_since(Instant::now());
-                share = tenancy.share(bytes, left.min(SIGN_EVERY));
+                share = tenancy.share(bytes, SIGN_EVERY);
             }
+            drop(waits);
             slot.share = Some(share.ok_or(Denied::Address)?);
         }
         // Also a call without payload waits for those that have too much: its answer may be long.
-        if bytes > 0 || self.pool.is_over() {
+        if is_limited && bytes > 0 {
+            slot.reservation = self.reserve_limited(call, bytes)?;
+        }
+        if slot.reservation.is_none() && (bytes > 0 || self.pool.is_over()) {
             let standing = match self.tenancy.as_ref().filter(|_| is_whole) {
                 Some(tenancy) if tenancy.is_suspect() => Standing::Suspect,
                 Some(tenancy) => self.pool.standing(tenancy.bytes_under_way()),
@@ -329,6 +342,41 @@ impl Connection {
             slot.reservation = Some(reservation.ok_or(Denied::Memory)?);
         }
         Ok(slot)
+    }
+
+    /// Waits for memory for a call that is withheld, as long as it may be; `None` when that is over and it gets memory as others do.
+    fn reserve_limited(&self, call: u64, bytes: u64) -> Result<Option<Reservation>, Denied> {
+        let mut waits = None;
+        let mut patience = Duration::ZERO;
+        while self.is_withheld() {
+            let reservation = self.pool.reserve_for(Standing::Withheld, bytes, patience, &|| self.waits());
+            if reservation.is_some() {
+                return Ok(reservation);
+            }
+            if self.has_ended() || self.outbox.peer_is_gone() {
+                return Err(Denied::Ended);
+            }
+            // Its client is told that neither this call nor what comes after it has been read.
+            waits.get_or_insert_with(|| self.gate.waits_with(call));
+            patience = WITHHELD_FOR;
+        }
+        Ok(None)
+    }
+
+    /// A rule of the policy withholds calls of this connection, or did until a moment ago.
+    pub(crate) fn is_withheld(&self) -> bool {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it does; gives what was noted before.
+    pub(crate) fn note_withheld(&self, is_withheld: bool) -> bool {
+        self.withheld.swap(is_withheld, Ordering::Relaxed)
+    }
+
+    /// The call is the client's own: those of others, which an I/O node passes on, must not wait for one another.
+    pub(crate) fn is_own(&self, who: Option<&Who>) -> bool {
+        let client = self.hello.get().map(|(_, who, _)| who.client);
+        client.is_some() && who.map(|who| who.client) == client
     }
 
     /// Counts a call in, as soon as the connection's limits allow it; `None` when the connection ended meanwhile.

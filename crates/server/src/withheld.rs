@@ -3,8 +3,8 @@
 //! All servers whose scheduling may withhold calls have one [`Teller`]. It tells only of calls that a rule withholds, here or at
 //! a server behind this one: a call that waits for a device or a server that hangs is told to nobody, and fails in time.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use crate::connection::{Connection, Reply};
 
 /// How often clients are told, at the longest.
 const TELL_EVERY_MAX: Duration = Duration::from_millis(500);
+/// So soon after the first call that may wait, if none did before: until then its client may send as much as it likes.
+const TELL_FIRST_AFTER: Duration = Duration::from_millis(50);
 /// How often they are told while a call without an answer has not failed yet.
 const TOLD_IN_TIMEOUT: u32 = 8;
 
@@ -37,10 +39,19 @@ impl Waiting {
         self.0.entry(connection.id()).or_insert_with(|| (connection.clone(), Vec::new())).1.push(number);
     }
 
-    /// Tells the clients; whether there are any.
-    fn tell(self) -> bool {
+    /// Tells the clients; whether there are any. `before`: those that were told last time.
+    fn tell(self, before: &mut Vec<Weak<Connection>>) -> bool {
         let are_any = !self.0.is_empty();
+        before.retain(|told| {
+            let told = told.upgrade().filter(|told| !told.has_ended());
+            let stays = told.as_ref().is_some_and(|told| self.0.contains_key(&told.id()));
+            told.iter().filter(|_| !stays).for_each(|told| _ = told.note_withheld(false));
+            stays
+        });
         for (connection, mut calls) in self.0.into_values() {
+            if !connection.note_withheld(true) {
+                before.push(Arc::downgrade(&connection));
+            }
             // A call that was divided waits in several parts.
             calls.sort_unstable();
             calls.dedup();
@@ -137,19 +148,22 @@ impl Bell {
 
 impl Shared {
     fn run(&self, every: Duration, find: impl Fn(&mut Waiting)) {
+        let (mut told, mut pause) = (Vec::new(), every);
         let mut stopping = self.stopping.lock();
         while !*stopping {
             if !self.is_asked.load(Relaxed) {
+                pause = every.min(TELL_FIRST_AFTER);
                 stopping = self.changed.wait(stopping);
                 continue;
             }
-            stopping = self.changed.wait_timeout_while(stopping, every, |stopping| !*stopping).0;
+            stopping = self.changed.wait_timeout_while(stopping, pause, |stopping| !*stopping).0;
+            pause = every;
             drop(stopping);
             // Before the look: a call that comes after it asks anew.
             self.is_asked.store(false, Relaxed);
             let mut waiting = Waiting::default();
             find(&mut waiting);
-            if waiting.tell() {
+            if waiting.tell(&mut told) {
                 self.is_asked.store(true, Relaxed);
             }
             stopping = self.stopping.lock();

@@ -591,6 +591,7 @@ fn an_open_file_that_a_restored_folder_does_not_have_is_stale() {
     bed.stop();
     let copy = MetaCopy::of(&bed);
     bed.start_again();
+    bed.cluster.config.cluster.request_timeout_ms = 60_000;
     let client = bed.client();
     let file = client.create("new", CreateOptions::default()).unwrap();
     file.write_at(&[7; 300_000], 0).unwrap();
@@ -604,5 +605,5 @@ fn an_open_file_that_a_restored_folder_does_not_have_is_stale() {
     assert_eq!(file.sync().unwrap_err().errno(), libc::ESTALE);
     assert_eq!(file.attr().unwrap_err().errno(), libc::ESTALE);
     // Not when the time for an answer is over.
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }

@@ -152,7 +152,7 @@ fn waits(place: Place) {
             let file = limited.file("free", &client);
             let began = Instant::now();
             assert_eq!(file.write_at(later, 0).unwrap(), BYTES);
-            assert!(began.elapsed() < TIMEOUT, "{place:?}: it is not limited");
+            assert!(began.elapsed() < WITHHELD, "{place:?}: it is not limited");
         });
     });
 }
@@ -277,6 +277,48 @@ fn of_a_client_that_is_gone_nothing_is_withheld() {
         drop(client);
         until("they are forgotten", || limited.seen().waiting() == 0);
     }
+}
+
+/// However many clients a limit withholds: those that it does not get memory.
+#[test]
+fn what_is_withheld_leaves_memory_to_others() {
+    const WHOLE: usize = 1 << 20;
+    let mut cluster = Cluster::start(1, |config| {
+        config.cluster.request_timeout_ms = TIMEOUT.as_millis() as u64;
+        config.cluster.max_payload_bytes = WHOLE as u32;
+        config.data[0].payload_bytes = 16 << 20;
+        config.data[0].policy = limit(FOR_EVER);
+    });
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    let _io = cluster.start_io(|_| {});
+    let seen = Seen { place: Place::Direct, config: &cluster.config };
+    let files: Vec<File> = (0..6).map(|n| seen.file(&format!("limited{n}"), &seen.client(7))).collect();
+    let (watch, bytes) = (Arc::new(Watch::default()), pattern(2, WHOLE));
+    std::thread::scope(|scope| {
+        let write = |file| {
+            let (watch, bytes) = (&watch, &bytes);
+            scope.spawn(move || watch.attend(|| file.write_at(bytes, 0)))
+        };
+        let mut writes: Vec<_> = files.iter().map(write).collect();
+        until("one of each waits", || seen.waiting() == files.len() as u64);
+        // Until the server has seen it, too.
+        std::thread::sleep(TIMEOUT / 4);
+        writes.extend((0..4).flat_map(|_| files.iter().map(write)));
+        std::thread::sleep(TIMEOUT / 2);
+        for via in [Via::Direct, Via::IoNode(0)] {
+            let client = Client::connect(&cluster.config, ClientOptions { via, job: 8, ..Default::default() }).unwrap();
+            let free = client.create(format!("{via:?}"), CreateOptions::default()).unwrap();
+            for n in 0..4 {
+                assert_eq!(free.write_at(&bytes, n * WHOLE as u64).unwrap(), WHOLE, "{via:?}");
+            }
+        }
+        std::thread::sleep(TIMEOUT);
+        assert!(writes.iter().all(|write| !write.is_finished()), "they wait still");
+        watch.give_up();
+        for write in writes {
+            assert_eq!(write.join().unwrap().unwrap_err().errno(), libc::EINTR);
+        }
+    });
 }
 
 /// It says that it withholds a request, and then nothing any more.

@@ -30,6 +30,7 @@ pub mod link;
 mod log;
 pub mod munge;
 pub mod page_cache;
+pub mod plans;
 mod ports;
 pub mod power;
 pub mod suites;

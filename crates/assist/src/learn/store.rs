@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use impresario_base::guarded_folder::{self, FolderError};
 use impresario_base::machine::path_of;
 use rustix::fs::{
     Access, AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, accessat, fchmod, flock, fstat, openat, renameat, statat,
@@ -21,7 +22,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
-use super::shared_folder;
 
 /// The format that is written and read.
 const VERSION: u32 = 1;
@@ -185,7 +185,13 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-pub(super) fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
+impl From<FolderError> for StoreError {
+    fn from(FolderError { path, message }: FolderError) -> StoreError {
+        StoreError { path, message }
+    }
+}
+
+fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
     let (path, what) = (path.to_path_buf(), what.to_string());
     move |error| StoreError { path: path.clone(), message: format!("{what}: {error}") }
 }
@@ -395,7 +401,7 @@ impl Store {
     /// The folder, for writing to it.
     fn open(&self) -> Result<OwnedFd, StoreError> {
         match self.for_all {
-            true => shared_folder::open(&self.folder, false),
+            true => Ok(guarded_folder::open(&self.folder, false)?),
             false => open(&self.folder).map_err(failed(&self.folder, "cannot be opened")),
         }
     }
@@ -407,7 +413,7 @@ impl Store {
             std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
             return self.lock_file(&self.open()?, LOCK).map(drop);
         }
-        let dir = shared_folder::open(&self.folder, true)?;
+        let dir = guarded_folder::open(&self.folder, true)?;
         let closed = |error: Errno| failed(&self.folder, "cannot be opened to all users")(error.into());
         // One of an earlier release may have been made for its owner alone.
         if fstat(&dir).map_err(closed)?.st_mode & 0o055 != 0o055 {
@@ -869,5 +875,25 @@ mod tests {
         ] {
             assert_eq!(home(set), folder.map(PathBuf::from), "{set:?}");
         }
+    }
+
+    /// A folder of servers belongs to their user, who could put a link in the place of any name in it.
+    #[test]
+    fn the_machines_folder_is_in_no_state_folder_of_a_service() {
+        let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+        let mut folders = 0;
+        for unit in std::fs::read_dir(units).unwrap().map(|unit| unit.unwrap().path()) {
+            if unit.extension() != Some(OsStr::new("service")) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&unit).unwrap();
+            for state in text.lines().filter_map(|line| line.strip_prefix("StateDirectory=")) {
+                for folder in state.split_whitespace().map(|name| Path::new("/var/lib").join(name)) {
+                    folders += 1;
+                    assert!(!Path::new(SHARED).starts_with(&folder), "{}", unit.display());
+                }
+            }
+        }
+        assert!(folders >= 2, "{folders}");
     }
 }

@@ -288,9 +288,10 @@ impl Shared {
         let patience = self.settings.payload_patience;
         let is_write = is_write(&call);
         // A suspect would have its slices while others wait for more of theirs.
-        let in_slices = is_write && !connection.is_suspect();
+        let is_limited = connection.is_withheld() && connection.is_own(call.who());
+        let in_slices = is_write && !connection.is_suspect() && !is_limited;
         let first = if in_slices { self.pool.first_slice_bytes(bytes) } else { bytes };
-        let admitted = connection.admit(id, first, first == bytes, patience);
+        let admitted = connection.admit(id, first, (first == bytes, is_limited), patience);
         let mut slot = match admitted {
             Ok(slot) => slot,
             Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),

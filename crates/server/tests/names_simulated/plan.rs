@@ -4,6 +4,7 @@
 use std::fmt;
 
 use impresario_base::Random;
+use impresario_testing::plans::{self, Links, Parts, Step, Thread};
 use impresario_wire::message::{MetaCall, NodeKind, SetAttr, Target, XattrMode};
 
 /// Names of files, in the root or in one of the directories.
@@ -139,22 +140,6 @@ impl Op {
     }
 }
 
-/// An operation, and how long its thread waits before it, virtual µs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Step {
-    /// Its number in the whole plan, by which its messages are drawn: it keeps them when others are left out.
-    pub id: u64,
-    pub pause_us: u64,
-    pub op: Op,
-}
-
-/// A thread of a client does one thing after another.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Thread {
-    pub client: usize,
-    pub steps: Vec<Step>,
-}
-
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -169,26 +154,13 @@ pub enum Fault {
     Full { at_us: u64, step: u32 },
 }
 
-/// What links do with each message, beside the faults: one of so many (0: none).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Links {
-    /// Comes up to 60 ms late.
-    pub slow_of: u64,
-    /// Comes up to 15 s late, which is longer than a call may take.
-    pub late_of: u64,
-    /// Comes twice.
-    pub doubled_of: u64,
-    /// The seed of the draws.
-    pub seed: u64,
-}
-
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
     pub clients: usize,
     /// I/O nodes through which a client reaches the server, or 1.
     pub ways: usize,
     pub links: Links,
-    pub threads: Vec<Thread>,
+    pub threads: Vec<Thread<Op>>,
     pub faults: Vec<Fault>,
 }
 
@@ -197,16 +169,10 @@ impl Plan {
         let mut draws = Random::new(seed ^ 0x6e61_6d65);
         let clients = 2 + draws.below(2) as usize;
         let ways = 1 + draws.below(2) as usize;
-        let of = |draws: &mut Random, most: u64| draws.below(3) * draws.below(most);
-        let links = Links {
-            slow_of: of(&mut draws, 6),
-            late_of: of(&mut draws, 20),
-            doubled_of: of(&mut draws, 10),
-            seed: draws.next_u64(),
-        };
+        let links = Links::draw(&mut draws);
         let threads = 2 + draws.below(3) as usize;
         let mean_us = [300.0, 20_000.0, 1_000_000.0][draws.below(3) as usize];
-        let threads: Vec<Thread> = (0..threads)
+        let threads: Vec<Thread<Op>> = (0..threads)
             .map(|thread| {
                 let count = 4 + draws.below(12);
                 let step = |index: u64| {
@@ -248,47 +214,18 @@ impl Plan {
 
     /// Plans with less in them, those that lack most first.
     pub fn smaller(&self) -> Vec<Plan> {
-        let mut found = Vec::new();
-        let mut add = |change: &dyn Fn(&mut Plan)| {
-            let mut plan = self.clone();
-            change(&mut plan);
-            plan.threads.retain(|thread| !thread.steps.is_empty());
-            if plan != *self {
-                found.push(plan);
-            }
+        let parts = |plan: &mut Plan| {
+            let Plan { threads, faults, links, ways, .. } = plan;
+            Parts { threads, faults, links, ways }
         };
-        for thread in 0..self.threads.len() {
-            add(&|plan| drop(plan.threads.remove(thread)));
-        }
-        for fault in 0..self.faults.len() {
-            add(&|plan| _ = plan.faults.remove(fault));
-        }
-        for (thread, Thread { steps, .. }) in self.threads.iter().enumerate() {
-            let half = steps.len() / 2;
-            add(&|plan| plan.threads[thread].steps.truncate(half));
-            add(&|plan| drop(plan.threads[thread].steps.drain(..half)));
-        }
-        add(&|plan| plan.links.doubled_of = 0);
-        add(&|plan| plan.links.late_of = 0);
-        add(&|plan| plan.links.slow_of = 0);
-        add(&|plan| plan.ways = 1);
-        for (thread, Thread { steps, .. }) in self.threads.iter().enumerate() {
-            for step in 0..steps.len() {
-                add(&|plan| _ = plan.threads[thread].steps.remove(step));
-            }
-        }
-        found
+        plans::smaller(self, parts, &[])
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} clients, {} ways, {:?}", self.clients, self.ways, self.links)?;
-        for thread in &self.threads {
-            let steps: Vec<String> =
-                thread.steps.iter().map(|step| format!("+{} µs {:?}", step.pause_us, step.op)).collect();
-            writeln!(f, "  client {}: {}", thread.client, steps.join("; "))?;
-        }
+        self.threads.iter().try_for_each(|thread| writeln!(f, "{thread}"))?;
         self.faults.iter().try_for_each(|fault| writeln!(f, "  {fault:?}"))
     }
 }

@@ -10,7 +10,6 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use impresario_base::random::mix;
 use impresario_node::session::{Call, Epoch, Next, Patience, Rights, Routes, Sign, Silence, Step};
 use impresario_sched::Nanos;
 use impresario_server::meta::{Fate, MemoryObjects, MetaOptions, MetaService, SessionId, StepHook};
@@ -418,28 +417,11 @@ impl World<'_> {
         self.schedule(Nanos(self.now.0 + wait.0), what);
     }
 
-    /// A number that only the message decides.
-    fn draw(&self, of: [u64; 3]) -> u64 {
-        of.into_iter().fold(self.plan.links.seed, |seed, part| mix(seed ^ mix(part)))
-    }
-
-    /// How long a message takes.
-    fn transit(&self, of: [u64; 3]) -> Nanos {
-        let (draw, links) = (self.draw(of), &self.plan.links);
-        let is = |one_of: u64, salt: u64| one_of > 0 && mix(draw ^ salt).is_multiple_of(one_of);
-        let within_us = match () {
-            () if is(links.late_of, 1) => 15_000_000,
-            () if is(links.slow_of, 2) => 60_000,
-            () => 400,
-        };
-        Nanos(50_000 + mix(draw ^ 3) % (within_us * 1000))
-    }
-
     /// Something passes between a client and a way of its.
     fn carry(&mut self, client: usize, way: usize, of: [u64; 3], what: What) {
         let opens = self.closed.get(&(client, way)).map_or(self.now.0, |until| until.0.max(self.now.0));
-        let transit = self.transit(of);
-        self.schedule(Nanos(opens + transit.0), what);
+        let transit = self.plan.links.transit_ns(of);
+        self.schedule(Nanos(opens + transit), what);
     }
 
     fn is_closed(&self, client: usize, way: usize) -> bool {
@@ -555,7 +537,7 @@ impl World<'_> {
                 Next::Wait { until } => self.schedule(until, What::Send { operation }),
                 Next::Connect { route, until } => {
                     self.draws += 1;
-                    let takes = self.transit([self.draws, 0, 5]);
+                    let takes = Nanos(self.plan.links.transit_ns([self.draws, 0, 5]));
                     let is_in_vain = self.is_closed(client, route) || self.now.0 + takes.0 > until.0;
                     match is_in_vain {
                         true => self.schedule(until, What::Refused { client }),
@@ -582,7 +564,7 @@ impl World<'_> {
         let request = What::Request { operation, connection, who, copy };
         self.carry(client, way, [id, copy, 1], request.clone());
         let doubled = self.plan.links.doubled_of;
-        if doubled > 0 && self.draw([id, copy, 6]).is_multiple_of(doubled) {
+        if doubled > 0 && self.plan.links.number_of([id, copy, 6]).is_multiple_of(doubled) {
             self.carry(client, way, [id, copy, 2], request);
         }
         self.schedule(Nanos((self.now.0 + TICK.0).min(deadline.0)), What::Tick { operation, copy });

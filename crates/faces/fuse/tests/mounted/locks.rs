@@ -226,7 +226,7 @@ fn a_waiter_can_be_killed_and_then_holds_up_nobody() {
         let began = Instant::now();
         kill(waiter, signal);
         assert_eq!(end_of(waiter) & 0x7f, signal);
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
     // It would wait behind one that waits to write.
     wait_for(&b, READ, 0, 0).unwrap();

@@ -2,16 +2,17 @@
 
 use impresario_client::Peer;
 use impresario_layout::Layout;
+use impresario_testing::plans::Step;
 use impresario_wire::{Answer, FileKey, LayoutRequest, MetaCall, SetAttr, Target};
 
 use super::model::{NameOp, Seen, StripOp};
-use super::plan::{DATA_SERVERS, META, Op, STRIP_BYTES, STRIPS, Step};
+use super::plan::{DATA_SERVERS, META, Op, STRIP_BYTES, STRIPS};
 use super::servers::{Ask, Told};
 use super::world::{Copies, Outcome, Query, Slot, World};
 
 /// A step under way.
 pub(super) struct Job {
-    step: Step,
+    step: Step<Op>,
     /// When it began, by the history's clock.
     called: u64,
     /// The file is registered in the present session first.
@@ -26,7 +27,7 @@ pub(super) struct Job {
 }
 
 impl World<'_> {
-    pub(super) fn begin(&mut self, thread: usize, step: Step) {
+    pub(super) fn begin(&mut self, thread: usize, step: Step<Op>) {
         let called = self.history.tick();
         // A file that is open is closed first; one that is not needs none of this.
         let op = match step.op {

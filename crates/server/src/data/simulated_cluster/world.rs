@@ -267,22 +267,10 @@ impl World<'_> {
         self.schedule(self.now.0 + ns, event);
     }
 
-    /// How long a message takes: a number that only the message decides.
-    fn transit(&self, of: [u64; 3]) -> u64 {
-        let draw = of.into_iter().fold(self.plan.links.seed, |seed, part| mix(seed ^ mix(part)));
-        let is = |one_of: u64, salt: u64| one_of > 0 && mix(draw ^ salt).is_multiple_of(one_of);
-        let within_us = match () {
-            () if is(self.plan.links.late_of, 1) => 15_000_000,
-            () if is(self.plan.links.slow_of, 2) => 60_000,
-            () => 400,
-        };
-        50_000 + mix(draw ^ 3) % (within_us * 1000)
-    }
-
     /// Something passes between a client and an I/O node.
     fn carry(&mut self, client: usize, way: usize, of: [u64; 3], event: Event) {
         let opens = self.closed.get(&(client, way)).map_or(self.now.0, |until| until.0.max(self.now.0));
-        let transit = self.transit(of);
+        let transit = self.plan.links.transit_ns(of);
         self.schedule(opens + transit, event);
     }
 
@@ -385,7 +373,7 @@ impl World<'_> {
         };
         for cut in late {
             self.draws += 1;
-            let takes = self.transit([self.draws, 0, 9]) * 40;
+            let takes = self.plan.links.transit_ns([self.draws, 0, 9]) * 40;
             self.after(takes, Event::Cut(cut));
         }
         for (server, down_us) in killed {
@@ -462,7 +450,7 @@ impl World<'_> {
         let here = &mut self.clients[client];
         if here.connection.is_none() && !std::mem::replace(&mut here.is_connecting, true) {
             self.draws += 1;
-            let takes = self.transit([self.draws, 0, 5]).min(AGAIN_NS);
+            let takes = self.plan.links.transit_ns([self.draws, 0, 5]).min(AGAIN_NS);
             self.after(wait + takes, Event::Connect { client });
         }
     }

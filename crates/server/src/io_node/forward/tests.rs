@@ -114,7 +114,7 @@ impl Node {
     }
 
     fn submit(&self, op: Op, file: FileKey, (offset, len): (u64, u64)) {
-        let slot = self.client.admit(1, 0, true, Duration::from_secs(1)).expect("room");
+        let slot = self.client.admit(1, 0, (true, false), Duration::from_secs(1)).expect("room");
         let (who, layout) = (Who::default(), Layout::new(0, 1, 1 << 20, 1).unwrap());
         let striping = Striping { layout, lanes: None };
         let answer = Answering::Whole(Reply::new(offset, slot));

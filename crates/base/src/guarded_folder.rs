@@ -1,6 +1,8 @@
 //! Opens the folder in which one user, mostly root, writes for all others: none of them may lead the writer elsewhere.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -8,8 +10,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fchmod, fstat, mkdirat, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-
-use super::store::{StoreError, failed};
 
 /// Links on the way are followed up to so many.
 const LINKS_MAX: u32 = 40;
@@ -19,14 +19,35 @@ const STICKY: u32 = 0o1000;
 const ON_THE_WAY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const OPENED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
+/// A folder that cannot be opened, or must not be.
+#[derive(Debug)]
+pub struct FolderError {
+    /// The folder.
+    pub path: PathBuf,
+    /// What is wrong with it, and what helps.
+    pub message: String,
+}
+
+impl fmt::Display for FolderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.message)
+    }
+}
+
+impl std::error::Error for FolderError {}
+
+fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> FolderError {
+    move |error| FolderError { path: path.into(), message: format!("{what}: {error}") }
+}
+
 /// Opens the folder for reading, and where `makes`, makes it and what is missing above it, with mode 0755. It is an error where
 /// another user than root and the caller could name what is opened: by owning a folder or link on the way, by writing to one
 /// without the sticky bit, with which nobody replaces what others own, or by a link in the folder's own place. Who may write to the
 /// folder itself is its owner's affair.
-pub fn open(path: &Path, makes: bool) -> Result<OwnedFd, StoreError> {
+pub fn open(path: &Path, makes: bool) -> Result<OwnedFd, FolderError> {
     let opening = failed(path, "cannot be opened");
     let full = std::path::absolute(path).map_err(&opening)?;
-    let refuse = |at: &Path, why: String| StoreError {
+    let refuse = |at: &Path, why: String| FolderError {
         path: path.into(),
         message: format!("another user could put something else in its place: {} {why}", at.display()),
     };
@@ -183,25 +204,5 @@ mod tests {
         symlink(&above, &link).unwrap();
         std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
         assert!(refusal(&link.join("below")).contains("link belongs to user 65534"));
-    }
-
-    /// A folder of servers belongs to their user, who could put a link in the place of any name in it.
-    #[test]
-    fn the_machines_folder_is_in_no_state_folder_of_a_service() {
-        let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
-        let mut folders = 0;
-        for unit in std::fs::read_dir(units).unwrap().map(|unit| unit.unwrap().path()) {
-            if unit.extension() != Some(OsStr::new("service")) {
-                continue;
-            }
-            let text = std::fs::read_to_string(&unit).unwrap();
-            for state in text.lines().filter_map(|line| line.strip_prefix("StateDirectory=")) {
-                for folder in state.split_whitespace().map(|name| Path::new("/var/lib").join(name)) {
-                    folders += 1;
-                    assert!(!Path::new(super::super::SHARED).starts_with(&folder), "{}", unit.display());
-                }
-            }
-        }
-        assert!(folders >= 2, "{folders}");
     }
 }
