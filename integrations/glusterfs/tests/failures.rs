@@ -198,7 +198,7 @@ fn inside_own_processes_beside_clients() {
     // One in the scheduler, and three before it.
     until("waiting healers", || volume.sum("open_requests") >= 4);
     // A client that gets no processor for a second is not at work. Without the rule all of them would be there each time.
-    let mut in_flight = || figure(&volume.bricks[0].report(), "in_flight_batches");
+    let in_flight = || figure(&volume.bricks[0].report(), "in_flight_batches");
     let seen: Vec<_> = (0..20).map(|_| in_flight()).collect();
     assert!(seen.iter().filter(|batches| **batches > 2).count() <= 10, "{seen:?}");
     drop(client);

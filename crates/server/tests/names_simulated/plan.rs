@@ -212,13 +212,14 @@ impl Plan {
         self.faults.iter().any(|fault| matches!(fault, Fault::Full { .. }))
     }
 
+    fn parts(&mut self) -> Parts<'_, Op, Fault> {
+        let Plan { threads, faults, links, ways, .. } = self;
+        Parts { threads, faults, links, ways }
+    }
+
     /// Plans with less in them, those that lack most first.
     pub fn smaller(&self) -> Vec<Plan> {
-        let parts = |plan: &mut Plan| {
-            let Plan { threads, faults, links, ways, .. } = plan;
-            Parts { threads, faults, links, ways }
-        };
-        plans::smaller(self, parts, &[])
+        plans::smaller(self, Plan::parts, &[])
     }
 }
 

@@ -204,13 +204,14 @@ impl Plan {
         self.threads.iter().map(|thread| thread.steps.len()).sum()
     }
 
+    fn parts(&mut self) -> Parts<'_, Op, Fault> {
+        let Plan { threads, faults, links, ways, .. } = self;
+        Parts { threads, faults, links, ways }
+    }
+
     /// Plans with less in them, those that lack most first.
     pub(super) fn smaller(&self) -> Vec<Plan> {
-        let parts = |plan: &mut Plan| {
-            let Plan { threads, faults, links, ways, .. } = plan;
-            Parts { threads, faults, links, ways }
-        };
-        plans::smaller(self, parts, &[&|plan: &mut Plan| plan.checksums = false])
+        plans::smaller(self, Plan::parts, &[&|plan: &mut Plan| plan.checksums = false])
     }
 }
 
