@@ -295,15 +295,15 @@ fn what_is_withheld_leaves_memory_to_others() {
     let files: Vec<File> = (0..6).map(|n| seen.file(&format!("limited{n}"), &seen.client(7))).collect();
     let (watch, bytes) = (Arc::new(Watch::default()), pattern(2, WHOLE));
     std::thread::scope(|scope| {
-        let write = |file| {
-            let (watch, bytes) = (&watch, &bytes);
+        let write = |n: usize| {
+            let (watch, bytes, file) = (&watch, &bytes, &files[n % files.len()]);
             scope.spawn(move || watch.attend(|| file.write_at(bytes, 0)))
         };
-        let mut writes: Vec<_> = files.iter().map(write).collect();
+        let mut writes: Vec<_> = (0..files.len()).map(write).collect();
         until("one of each waits", || seen.waiting() == files.len() as u64);
         // Until the server has seen it, too.
         std::thread::sleep(TIMEOUT / 4);
-        writes.extend((0..4).flat_map(|_| files.iter().map(write)));
+        writes.extend((0..4 * files.len()).map(write));
         std::thread::sleep(TIMEOUT / 2);
         for via in [Via::Direct, Via::IoNode(0)] {
             let client = Client::connect(&cluster.config, ClientOptions { via, job: 8, ..Default::default() }).unwrap();
