@@ -316,7 +316,9 @@ fn what_is_withheld_leaves_memory_to_others() {
         assert!(writes.iter().all(|write| !write.is_finished()), "they wait still");
         watch.give_up();
         for write in writes {
-            assert_eq!(write.join().unwrap().unwrap_err().errno(), libc::EINTR);
+            // What has begun to leave cannot be given up, and fails in time.
+            let errno = write.join().unwrap().unwrap_err().errno();
+            assert!([libc::EINTR, libc::EIO].contains(&errno), "{errno}");
         }
     });
 }
