@@ -152,12 +152,14 @@ fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
         Ok(code) => code,
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let in_file =
-                error.is::<impresario_toml::FileErrors>() || error.is::<impresario_assist::config::ConfigError>();
+            let of_file = error.downcast_ref::<impresario_toml::FileErrors>();
+            let in_file = of_file.is_some() || error.is::<impresario_assist::config::ConfigError>();
             // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
             tell!("{prefix}{}", one_line(&error));
-            ExitCode::from(if in_file || error.is::<Usage>() { 2 } else { 1 })
+            // Whoever starts a server again and again does not where it would not help.
+            let is_passing = of_file.is_some_and(|errors| errors.is_passing);
+            ExitCode::from(if in_file && !is_passing || error.is::<Usage>() { 2 } else { 1 })
         }
     }
 }

@@ -37,6 +37,16 @@ fn a_configuration_that_is_not_there_is_named() {
     }
 }
 
+/// A unit does not start what ended with status 2: that is for what a person must put right.
+#[test]
+fn a_configuration_that_cannot_be_read_now_is_no_wrong_one() {
+    // Its first page is nobody's.
+    let ran = run(["serve", "/proc/self/mem", "--name", "x"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.starts_with("/proc/self/mem: cannot be read: Input/output error"), "{ran:?}");
+    assert_eq!(run(["serve", "/proc/self", "--name", "x"]).code, 2, "a folder");
+}
+
 #[test]
 fn an_interval_of_nothing_is_refused() {
     let cluster = Cluster::describe(1, 0, |_| {});

@@ -32,7 +32,11 @@ impl Config {
             Some(tree.complaint(tree.place(&at.key("cost")), format!("cost: {errors}")))
         };
         let complaints: Vec<Complaint> = data.chain(io).filter_map(complaint).collect();
-        if complaints.is_empty() { Ok(config) } else { Err(FileErrors { file: path.into(), complaints }) }
+        if complaints.is_empty() {
+            Ok(config)
+        } else {
+            Err(FileErrors { file: path.into(), complaints, is_passing: false })
+        }
     }
 
     /// Reads and checks the text of the file `file`, which need not exist.

@@ -19,12 +19,14 @@ pub struct FileErrors {
     pub file: PathBuf,
     /// In the order of the file.
     pub complaints: Vec<Complaint>,
+    /// Reading failed, and may not the next time: nothing is known to be wrong with the file.
+    pub is_passing: bool,
 }
 
 impl FileErrors {
     /// One complaint about the whole file.
     pub fn whole(file: &Path, message: String) -> FileErrors {
-        FileErrors { file: file.into(), complaints: vec![Complaint { at: None, message }] }
+        FileErrors { file: file.into(), complaints: vec![Complaint { at: None, message }], is_passing: false }
     }
 }
 

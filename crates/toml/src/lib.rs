@@ -24,18 +24,28 @@ pub use tree::{KeyPath, Tree, shown, value_at, value_at_mut};
 /// The text of a file of limited size.
 pub fn text_of(path: &Path, max_bytes: u64, what: &str, remedy: &str) -> Result<String, FileErrors> {
     let refuse = |message: String| FileErrors::whole(path, message);
-    let meta = std::fs::metadata(path).map_err(|e| refuse(format!("cannot be read: {e}; {remedy}")))?;
+    let unread = |e: std::io::Error, remedy: &str| FileErrors {
+        is_passing: passes(&e),
+        ..refuse(format!("cannot be read: {e}{remedy}"))
+    };
+    let meta = std::fs::metadata(path).map_err(|e| unread(e, &format!("; {remedy}")))?;
     if meta.len() > max_bytes {
         return Err(refuse(format!("has {} bytes; the limit of {what} is {max_bytes}", meta.len())));
     }
-    let unread = |e: std::io::Error| refuse(format!("cannot be read: {e}"));
     let mut bytes = Vec::new();
     // A device tells no length, and has no end.
-    File::open(path).map_err(unread)?.take(max_bytes + 1).read_to_end(&mut bytes).map_err(unread)?;
+    let opened = File::open(path).map_err(|e| unread(e, ""))?;
+    opened.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| unread(e, ""))?;
     if bytes.len() as u64 > max_bytes {
         return Err(refuse(format!("has no end, or more than {max_bytes} bytes, the limit of {what}")));
     }
     String::from_utf8(bytes).map_err(|_| refuse("cannot be read: it is no UTF-8 text".into()))
+}
+
+/// The system failed, or a file server; unlike a file that is not there, is of another kind, or may not be read.
+fn passes(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+    !matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory)
 }
 
 /// Reads the text of a file that has no keys but those of the structure.

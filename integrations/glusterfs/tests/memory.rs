@@ -28,7 +28,9 @@ const GROWTH_BYTES: u64 = 8 * MIB;
 
 /// A group of processes that share a limit of memory.
 fn group() -> Option<Group> {
-    let name = format!("impresario-brick-{}", std::process::id());
+    // Process numbers repeat, where each test has a namespace of them.
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a clock after 1970");
+    let name = format!("impresario-brick-{}-{}", std::process::id(), now.as_nanos());
     let made = Group::new(&name, None, Limits { memory_bytes: LIMIT_BYTES, ..Limits::default() });
     made.inspect_err(|error| skip("cgroup-memory", format!("{error:#}"))).ok()
 }
