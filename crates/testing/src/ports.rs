@@ -1,11 +1,15 @@
 //! Ports of this machine for the servers of tests: of one test alone, also while its server is down for a while.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
+
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 /// Ports below are left to servers of the machine.
 const FIRST: u16 = 10_000;
@@ -47,7 +51,7 @@ impl Held {
                 continue;
             };
             // A server of somebody else may have it.
-            if unless_taken(TcpListener::bind((Ipv4Addr::LOCALHOST, port))).is_some() {
+            if unless_taken(bound(port)).is_some() {
                 return port;
             }
         }
@@ -85,6 +89,15 @@ fn blocks((low, high): (u16, u16)) -> (Vec<u16>, Vec<u16>) {
     (FIRST..=u16::MAX - BLOCK).step_by(BLOCK.into()).partition(|&first| first + BLOCK <= low || first > high)
 }
 
+/// A socket with this port. It does not listen: a child that was forked meanwhile has it, too, until it has become another program, and
+/// would keep the port from the server that is to have it.
+fn bound(port: u16) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    Ok(socket)
+}
+
 /// Nothing if it is somebody else's.
 fn unless_taken<T>(bound: io::Result<T>) -> Option<T> {
     match bound {
@@ -97,6 +110,18 @@ fn unless_taken<T>(bound: io::Result<T>) -> Option<T> {
 mod tests {
     use super::*;
     use std::collections::HashSet;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_port_that_was_looked_at_can_be_had_and_one_with_a_server_is_not_free() {
+        let port = free_ports(1)[0];
+        let looked_at = bound(port).unwrap();
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        drop(looked_at);
+        assert_eq!(unless_taken(bound(port)).map(drop), None);
+        drop(server);
+        assert!(unless_taken(bound(port)).is_some());
+    }
 
     #[test]
     fn ports_are_given_once_and_are_free() {
