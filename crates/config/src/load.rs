@@ -32,11 +32,7 @@ impl Config {
             Some(tree.complaint(tree.place(&at.key("cost")), format!("cost: {errors}")))
         };
         let complaints: Vec<Complaint> = data.chain(io).filter_map(complaint).collect();
-        if complaints.is_empty() {
-            Ok(config)
-        } else {
-            Err(FileErrors { file: path.into(), complaints, is_passing: false })
-        }
+        if complaints.is_empty() { Ok(config) } else { Err(FileErrors::new(path, complaints)) }
     }
 
     /// Reads and checks the text of the file `file`, which need not exist.

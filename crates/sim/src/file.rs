@@ -79,7 +79,7 @@ impl Study {
                 // Errors on the command line come last.
                 found.sort_by_key(|(place, _)| place.unwrap_or(usize::MAX));
                 let complaints = found.into_iter().map(|(place, message)| tree.complaint(place, message));
-                Err(FileErrors { file: file.into(), complaints: complaints.collect(), is_passing: false })
+                Err(FileErrors::new(file, complaints.collect()))
             }
         }
     }

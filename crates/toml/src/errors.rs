@@ -24,9 +24,14 @@ pub struct FileErrors {
 }
 
 impl FileErrors {
+    /// What is wrong with the file.
+    pub fn new(file: &Path, complaints: Vec<Complaint>) -> FileErrors {
+        FileErrors { file: file.into(), complaints, is_passing: false }
+    }
+
     /// One complaint about the whole file.
     pub fn whole(file: &Path, message: String) -> FileErrors {
-        FileErrors { file: file.into(), complaints: vec![Complaint { at: None, message }], is_passing: false }
+        FileErrors::new(file, vec![Complaint { at: None, message }])
     }
 }
 

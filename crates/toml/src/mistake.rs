@@ -54,7 +54,7 @@ impl Mistakes {
                 let mut placed: Vec<_> = self.0.into_iter().map(|m| (m.place(tree), m.message)).collect();
                 placed.sort_by_key(|(place, _)| *place);
                 let complaints = placed.into_iter().map(|(place, message)| tree.complaint(Some(place), message));
-                Err(FileErrors { file: file.into(), complaints: complaints.collect(), is_passing: false })
+                Err(FileErrors::new(file, complaints.collect()))
             }
         }
     }

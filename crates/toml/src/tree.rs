@@ -71,7 +71,7 @@ impl Tree {
         let wrong = |error: toml::de::Error| {
             let at = error.span().map(|span| line_column(text, span.start));
             let message = error.message().trim().replace('\n', "; ");
-            FileErrors { file: file.into(), complaints: vec![Complaint { at, message }], is_passing: false }
+            FileErrors::new(file, vec![Complaint { at, message }])
         };
         let mut tree = Tree { text: text.into(), ..Tree::default() };
         tree.table(DeTable::parse(text).map_err(wrong)?.get_ref(), &KeyPath::default());
@@ -80,11 +80,7 @@ impl Tree {
         too_large.sort();
         if !too_large.is_empty() {
             let complaint = |(place, message)| tree.complaint(Some(place), message);
-            return Err(FileErrors {
-                file: file.into(),
-                complaints: too_large.into_iter().map(complaint).collect(),
-                is_passing: false,
-            });
+            return Err(FileErrors::new(file, too_large.into_iter().map(complaint).collect()));
         }
         tree.values = text.parse().map_err(wrong)?;
         Ok(tree)
