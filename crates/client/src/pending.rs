@@ -69,7 +69,7 @@ impl<'a> Pending<'a> {
     pub(crate) fn new(link: &'a Link, call: Call, payload: &'a [IoSlice<'a>], session: Option<u64>) -> Pending<'a> {
         let want_bytes = call.answer_bytes().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0);
         let mut attempts = session::Call::new(rights(&call, link, session.is_some()), nanos(Instant::now()));
-        if let Some(who) = call.who().filter(|who| who.since < who.epoch) {
+        if let Some(who) = call.who().filter(|who| who.is_copy()) {
             attempts.repeats(who.since);
         }
         let under = match &call {

@@ -55,6 +55,13 @@ pub struct Who {
     pub folders: [u32; 4],
 }
 
+impl Who {
+    /// An earlier copy of the request may have been done.
+    pub fn is_copy(&self) -> bool {
+        self.since < self.epoch
+    }
+}
+
 /// Who has sent some of the bytes of a request that an I/O node has put together from several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct Sender {

@@ -82,7 +82,7 @@ impl Recent {
                 rest.ranges.extend(outside.into_iter().filter(|part| part.start < part.end));
             }
             if rest.ranges != before {
-                rest.least = Some(rest.least.map_or(*number, |least| least.min(*number)));
+                rest.least = rest.least.into_iter().chain([*number]).min();
             }
         }
         rest

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::disk::{Done, errno_of};
 use super::losses::Losses;
 use super::once::{Once, Origin};
+use crate::owed::FirstLoss;
 
 /// Writes the bytes of requests one behind the other. Of a copy, which comes alone, only what was not done.
 pub(super) fn write<F: FileSystem>(
@@ -48,22 +49,25 @@ fn write_rest<F: FileSystem>(
 ) -> Done {
     let len = bytes.len() as u64;
     let rest = once.rest(origin, key, Did::Wrote, offset..offset + len);
-    let mut least = rest.least;
+    // Of what was lost since the first copy was done its client must learn.
+    let mut loss = FirstLoss::default();
+    rest.least.into_iter().for_each(|least| loss.note(least));
     for range in &rest.ranges {
         let from = range.start - offset;
         let piece = bytes.get(from as usize..(range.end - offset) as usize).unwrap_or_default();
         match write_pieces(store, losses, key, range.start, &[IoSlice::new(piece)]) {
-            Done::Written(_, None, loss) => {
-                once.note(origin, key, Did::Wrote, range, loss);
-                least = Some(least.map_or(loss, |least| least.min(loss)));
+            Done::Written(written, error, now) => {
+                loss.note(now);
+                if error.is_some() {
+                    // What was done before it is done.
+                    return Done::Written(from + written, error, loss.number());
+                }
+                once.note(origin, key, Did::Wrote, range, now);
             }
-            // What was done before it is done.
-            Done::Written(written, error, loss) => return Done::Written(from + written, error, loss),
             other => return other,
         }
     }
-    // Of what was lost since the first copy was done its client must learn.
-    Done::Written(len, None, least.unwrap_or_else(|| losses.of(key)))
+    Done::Written(len, None, loss.number())
 }
 
 fn write_pieces<F: FileSystem>(
@@ -117,17 +121,19 @@ pub(super) fn change_space<F: FileSystem>(
     range: Range<u64>,
     origin: &Origin,
 ) -> io::Result<Done> {
+    let make = || match change {
+        SpaceChange::Allocate { keep_size } => store.allocate(key, range.clone(), keep_size),
+        SpaceChange::Punch => store.punch(key, range.clone()),
+        SpaceChange::Zero { keep_size } => store.zero(key, range.clone(), keep_size),
+    };
     let loss = match change {
-        // Twice is as good as once: no byte changes.
-        SpaceChange::Allocate { keep_size } => {
+        // A request may allocate a range twice, the second time to move the end; and no byte changes.
+        SpaceChange::Allocate { .. } => {
             let loss = losses.of(key);
-            store.allocate(key, range, keep_size).map(|()| loss)
+            make().map(|()| loss)
         }
-        SpaceChange::Punch => {
-            change_once((losses, once), key, Did::Cleared, range.clone(), origin, || store.punch(key, range))
-        }
-        SpaceChange::Zero { keep_size } => {
-            change_once((losses, once), key, Did::Cleared, range.clone(), origin, || store.zero(key, range, keep_size))
+        SpaceChange::Punch | SpaceChange::Zero { .. } => {
+            change_once((losses, once), key, Did::Cleared, range.clone(), origin, make)
         }
     };
     loss.map(Done::Changed)

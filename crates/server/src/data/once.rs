@@ -47,7 +47,7 @@ impl Origin {
             [] => Of::One { client: who.client.0, sequence: who.sequence },
             others => Of::Several(std::iter::once(first).chain(others.iter().copied()).collect()),
         };
-        Origin { of, is_copy: who.since < who.epoch && who.sequence != 0 }
+        Origin { of, is_copy: who.is_copy() && who.sequence != 0 }
     }
 
     fn for_each(&self, mut each: impl FnMut(u64, u64)) {

@@ -89,7 +89,7 @@ pub(super) fn party(item: &Item) -> Party {
 /// paid for by the first. A batch of the policy may have parts of several. A copy of a write goes alone: the data
 /// servers look whether it was done.
 pub(super) fn goes_with((request, item): &(Request, Item), (_, other): &(Request, Item)) -> bool {
-    let is_copy = request.op != Op::Read && [item, other].iter().any(|item| item.who.since < item.who.epoch);
+    let is_copy = request.op != Op::Read && [item, other].iter().any(|item| item.who.is_copy());
     item.striping.layout == other.striping.layout && party(item) == party(other) && !is_copy
 }
 
@@ -156,14 +156,10 @@ impl Forwarded {
     }
 }
 
-/// The requests whose bytes are sent together.
+/// The requests whose bytes are sent together; parts of one request that follow one another are one.
 pub(super) fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
-    let mut whos: Vec<Who> = Vec::with_capacity(1);
-    for (_, Item { who, .. }) in parts {
-        if !whos.iter().any(|known| Sender::from(known) == Sender::from(who)) {
-            whos.push(*who);
-        }
-    }
+    let mut whos: Vec<Who> = parts.iter().map(|(_, item)| item.who).collect();
+    whos.dedup_by_key(|who| Sender::from(&*who));
     whos
 }
 

@@ -86,7 +86,7 @@ impl Tree {
 
     fn change(&self, session: &TreeSession, who: Who, call: MetaCall) -> Outcome {
         let mut under_way = UnderWay { once: &self.once, who, done: None };
-        if who.since < who.epoch && matches!(call, MetaCall::Exchange { .. }) {
+        if who.is_copy() && matches!(call, MetaCall::Exchange { .. }) {
             // Done a second time, it would be undone.
             return Err(Fault {
                 errno: libc::EIO,
@@ -95,7 +95,7 @@ impl Tree {
         }
         let answer = match self.serve(session, call.clone()) {
             // Another node may have done it.
-            Err(fault) if who.since < who.epoch => self.unless_done(session, call, fault),
+            Err(fault) if who.is_copy() => self.unless_done(session, call, fault),
             answer => answer,
         };
         under_way.done = match &answer {

@@ -105,7 +105,7 @@ impl MetaService {
 
     fn admit_from(&self, session: SessionId, who: Who, call: MetaCall, absent: Option<Absent>) -> Outcome<Answer> {
         let (changes, client) = (&self.meta.changes, who.client.0);
-        let is_current = changes.note_epoch(&self.meta.dir, who).map_err(|errno| match who.since < who.epoch {
+        let is_current = changes.note_epoch(&self.meta.dir, who).map_err(|errno| match who.is_copy() {
             // A copy of it may have been done: this is no answer to that.
             true => Fault { errno: libc::EIO, ..not_noted(errno) },
             false => not_noted(errno),
